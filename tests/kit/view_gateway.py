@@ -61,6 +61,11 @@ class ViewGateway:
         self.store.close()
         self.start(**options)
 
+    def reopen(self) -> None:
+        """A new process on what this one has written."""
+        self.flush()
+        self.restart()
+
     def close(self) -> None:
         self.store.close()
         self.threads.close()
@@ -76,6 +81,11 @@ class ViewGateway:
 
     def flush(self) -> None:
         flush(self.view)
+
+    def put_aside(self) -> None:
+        """All live requests leave memory, if they may: they are in the file."""
+        self.flush()
+        self.view.put_aside(1_000)
 
     def entry(self, key: Key = KEY) -> Entry:
         found = self.view.find(key)

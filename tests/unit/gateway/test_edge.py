@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway_parts import edge_of, routes_with
 from kit.gateway_http import client, exchange, gateway_app, gateway_context, scope_of
+from kit.refusals import refused
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.connections import Connections
@@ -443,9 +444,8 @@ async def test_the_text_of_an_unknown_exception_is_neither_sent_nor_logged(caplo
 
 
 def test_a_field_with_a_check_of_our_own_says_what_it_must_be() -> None:
-    with pytest.raises(InvalidRequest) as refused:
+    with refused(InvalidRequest, message="priority: must be 0 to 1000, or high, medium or low"):
         validated(PriorityBody, {"priority": 1_001})
-    assert refused.value.message == "priority: must be 0 to 1000, or high, medium or low"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import pytest
 from gateway_parts import service_with
 from kit.gateway_http import client, gateway_app
 from kit.records import subscribed
+from kit.refusals import refused
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.limits.allowances import Allowances
@@ -234,10 +235,8 @@ async def test_images_of_a_chat(gateway: Gateway) -> None:
     assert gateway.store.get(TENANT, message["parts"][1]["image"]["artifact_id"]) == PNG
     assert message["parts"][2]["image"] == {"url": "https://a.example/b.png"}
     content[1]["image_url"] = {"url": url, "detail": "medium"}
-    with pytest.raises(openai.BadRequestError) as caught:
+    with refused(openai.BadRequestError, code="unsupported_parameter", param="messages[0].content[1].image_url.detail"):
         await gateway.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}])
-    assert caught.value.code == "unsupported_parameter"
-    assert caught.value.param == "messages[0].content[1].image_url.detail"
 
 
 async def test_generations_as_the_openai_client_asks_for_them(gateway: Gateway) -> None:
@@ -329,9 +328,8 @@ async def test_edits_as_the_openai_client_asks_for_them(gateway: Gateway) -> Non
     assert (asked.task, asked.payload["strength"], asked.payload["seed"]) == ("image_editing", 0.5, 3)
     assert gateway.store.get(TENANT, asked.payload["mask"]["artifact_id"]) == PNG
     for images in ([], [io.BytesIO(PNG), io.BytesIO(PNG)]):
-        with pytest.raises(openai.BadRequestError) as caught:
+        with refused(openai.BadRequestError, param="image"):
             await gateway.openai.images.edit(image=images, prompt="snow")
-        assert caught.value.param == "image"
     with pytest.raises(openai.BadRequestError, match="edits"):
         await gateway.openai.images.create_variation(image=io.BytesIO(PNG))
 
@@ -363,9 +361,8 @@ def test_images_of_a_response_are_kept_and_become_references() -> None:
     ],
 )
 def test_a_wrong_image_of_a_response_is_named(part: dict[str, Any], param: str) -> None:
-    with pytest.raises(PenstockError) as caught:
+    with refused(PenstockError, param=param):
         of_input({"type": "input_image", **part})
-    assert caught.value.param == param
 
 
 async def test_an_edit_in_a_conversation_needs_no_file(gateway: Gateway) -> None:

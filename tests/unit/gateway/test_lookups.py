@@ -50,10 +50,6 @@ class Gateway(ViewGateway):
         outcomes = Outcomes(KafkaSettings(), self.codec, self.view)
         self.lookups = Lookups(self.view, self.follower, self.hub, self.threads, outcomes, self.turns)
 
-    def leave_all_to_the_file(self) -> None:
-        self.flush()
-        self.view.put_aside(9)
-
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
@@ -69,7 +65,7 @@ def of_the_file(tmp_path: Path) -> Iterator[Gateway]:
     made = Gateway(tmp_path / "view.sqlite", held_live=0)
     for request_id in "ab":
         made.view.accepted(request(request_id))
-    made.leave_all_to_the_file()
+    made.put_aside()
     yield made
     made.close()
 
@@ -116,7 +112,7 @@ async def test_a_change_written_while_rows_are_read_is_listed(
 
     def slow(*place: Any) -> Any:
         rows = read(*place)
-        of_the_file.leave_all_to_the_file()
+        of_the_file.put_aside()
         assert view.known.held_live_count == 0
         return rows
 

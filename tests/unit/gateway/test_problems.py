@@ -45,6 +45,14 @@ def seen(*workers: WorkerState, models: tuple[ModelInfo, ...] = (CHAT,), **facts
     return Seen(now_ms=NOW, late_ms=LATE, workers=workers, liveness=judge(workers, models, NOW, LATE), **facts)
 
 
+def waits(**fields: Any) -> Waiting:
+    return replace(WAITS[0], **fields)
+
+
+def tenant(limit: int | None = None, **load: Any) -> Seen:
+    return seen(tenants={"acme": Load(**load)}, limits={"acme": limit})
+
+
 def order(kind: str, name: str, **fields: Any) -> Desired:
     known: dict[str, Any] = {"paused": True, "created_at": NOW - 60_000, "created_by": "k1", "action": "pause"}
     return Desired(DesiredState(kind=kind, name=name, **{**known, **fields}), 7)
@@ -55,122 +63,107 @@ def device(**fields: Any) -> DeviceState:
     return DeviceState(device="cuda:0", kind="cuda", **{**known, **fields})
 
 
+def tells(code: str, facts: Seen, **expected: Any) -> tuple[str, Seen, dict[str, Any]]:
+    """Facts with one fault, and what is told of it."""
+    return code, facts, expected
+
+
 SHORT = {"waiting": {"memory": 2}}
-TELLS: list[tuple[str, Seen, dict[str, Any]]] = [
-    ("no_worker", seen(live(updated_at=NOW - LATE - 1), waiting=WAITS), {"affects": "3 requests wait"}),
-    ("worker_silent", seen(live(), live("gone", updated_at=NOW - 59_000)), {"subject": "gone"}),
-    (
-        "worker_silent",
-        seen(live(), live("gone", updated_at=NOW - 900_000, assigned=["t/0"])),  # `Fleet` keeps such a worker
-        {"affects": "nobody has taken over 1 of its partitions"},
+NO = Problem("no")
+LOST = live(updated_at=NOW - LATE - 1)
+DIED = "the model chat has died and cannot be loaded again"
+HELD = [(("t", 2), Held(7, 3, 5)), (("t", 3), Held(9, 1, 6))]
+BESIDE_KAFKA: dict[str, Any] = {"behind": "the broker does not answer", "tried": [Tried("orders", 1, NO)]}
+TELLS = [
+    tells("no_worker", seen(LOST, waiting=WAITS), affects="3 requests wait"),
+    tells("worker_silent", seen(live(), live("gone", updated_at=NOW - 59_000)), subject="gone"),
+    tells(
+        "worker_silent",  # `Fleet` keeps such a worker
+        seen(live(), live("gone", updated_at=NOW - 900_000, assigned=["t/0"])),
+        affects="nobody has taken over 1 of its partitions",
     ),
-    ("worker_unwell", seen(live(reason="the broker is away")), {"cause": "the broker is away"}),
-    ("gateway_behind", seen(behind="reading has stopped"), {"cause": "reading has stopped"}),
-    (
+    tells("worker_unwell", seen(live(reason="the broker is away")), cause="the broker is away"),
+    tells("gateway_behind", seen(behind="reading has stopped"), cause="reading has stopped"),
+    tells(
         "model_failed",
         seen(live("w", model_state("chat", "failed", reason="2 loads failed", cause="OSError")), waiting=WAITS),
-        {"subject": "chat", "cause": "2 loads failed: OSError", "affects": "3 requests wait"},
+        subject="chat",
+        cause="2 loads failed: OSError",
+        affects="3 requests wait",
     ),
-    ("model_without_worker", seen(live("w", model_state("other"))), {"cause": "no live worker serves it"}),
-    (
+    tells("model_without_worker", seen(live("w", model_state("other"))), cause="no live worker serves it"),
+    tells(
         "pool_without_worker",
-        seen(waiting=[replace(WAITS[0], pool="night", model=None)]),
-        {"cause": "no live worker is in the pool night"},
+        seen(waiting=[waits(pool="night", model=None)]),
+        cause="no live worker is in the pool night",
     ),
-    ("model_unknown", seen(waiting=[replace(WAITS[0], model="gpt")]), {"subject": "gpt", "affects": "3 requests wait"}),
-    ("files_differ", seen(live("a", model_state("chat"), model_state("extra")), live("b")), {}),
-    ("artifacts_unusable", seen(tried=[Tried("artifacts", 1, Problem("no", "disk full"))]), {"cause": "no: disk full"}),
-    ("orders_unusable", seen(tried=[Tried("orders", 1, Problem("no"))]), {}),
-    ("rights_missing", seen(tried=[Tried("rights", 1, Problem("no"))]), {}),
-    (
+    tells("model_unknown", seen(waiting=[waits(model="gpt")]), subject="gpt", affects="3 requests wait"),
+    tells("files_differ", seen(live("a", model_state("chat"), model_state("extra")), live("b"))),
+    tells("artifacts_unusable", seen(tried=[Tried("artifacts", 1, Problem("no", "disk full"))]), cause="no: disk full"),
+    tells("orders_unusable", seen(tried=[Tried("orders", 1, NO)])),
+    tells("rights_missing", seen(tried=[Tried("rights", 1, NO)])),
+    tells(
         "transaction_open",
-        seen(
-            tried=[Tried("transactions", 1, Problem("no"))], held=[(("t", 2), Held(7, 3, 5)), (("t", 3), Held(9, 1, 6))]
-        ),
-        {
-            "affects": "4 records that nobody can read yet",
-            "cause": "a producer has left a transaction open at offset 7 of partition 2 of t and 1 more",
-            "since_ms": 5,
-        },
+        seen(tried=[Tried("transactions", 1, NO)], held=HELD),
+        affects="4 records that nobody can read yet",
+        cause="a producer has left a transaction open at offset 7 of partition 2 of t and 1 more",
+        since_ms=5,
     ),
-    (
+    tells(
         "kafka_away",
-        seen(
-            live(updated_at=0),
-            brokers=Brokers("k:1", 6_001),
-            behind="the broker does not answer",
-            tried=[Tried("orders", 1, Problem("no"))],
-            waiting=WAITS,
-        ),
-        {"subject": "k:1", "since_ms": NOW - 6_001},
+        seen(live(updated_at=0), brokers=Brokers("k:1", 6_001), waiting=WAITS, **BESIDE_KAFKA),
+        subject="k:1",
+        since_ms=NOW - 6_001,
     ),
-    (
+    tells(
         "disk_low",
         seen(disk=Disk(Path("/data"), 3 << 20, 64 << 20), behind="no view", unwritten="no view"),
-        {"cause": "3 MiB of 64 MiB are free", "subject": "/data"},
+        cause="3 MiB of 64 MiB are free",
+        subject="/data",
     ),
-    (
+    tells(
         "kafka_away",
-        seen(live(updated_at=NOW - LATE - 1), brokers=Brokers("k:1", 0, LATE), waiting=WAITS),
-        {"cause": "the brokers answer again, and no worker has reported yet"},
+        seen(LOST, brokers=Brokers("k:1", 0, LATE), waiting=WAITS),
+        cause="the brokers answer again, and no worker has reported yet",
     ),
-    (
-        "no_worker",
-        seen(live(updated_at=NOW - LATE - 1), brokers=Brokers("k:1", 0, LATE + 1), waiting=WAITS),
-        {"affects": "3 requests wait"},
-    ),
-    (
+    tells("no_worker", seen(LOST, brokers=Brokers("k:1", 0, LATE + 1), waiting=WAITS), affects="3 requests wait"),
+    tells(
         "model_too_large",
         seen(live("w", model_state("chat", "failed", reason="it needs 9 GiB", code="insufficient_capacity"))),
-        {"cause": "it needs 9 GiB"},
+        cause="it needs 9 GiB",
     ),
-    (
-        "model_failed",
-        seen(live("w", model_state("chat", "failed"), reason="the model chat has died and cannot be loaded again")),
-        {"cause": "its load failed"},
-    ),
-    (
-        "worker_unwell",
-        seen(live("w", reason="the model chat has died and cannot be loaded again"), live("other")),
-        {"cause": "the model chat has died and cannot be loaded again"},
-    ),
-    (
+    tells("model_failed", seen(live("w", model_state("chat", "failed"), reason=DIED)), cause="its load failed"),
+    tells("worker_unwell", seen(live("w", reason=DIED), live("other")), cause=DIED),
+    tells(
         "tenant_floods",
-        seen(tenants={"acme": Load(outstanding=9_000, urgent=3_000, came_per_s=100, ended_per_s=4)}),
-        {"affects": "3,000 requests of the classes high and medium, 12 min of work or more"},
+        tenant(outstanding=9_000, urgent=3_000, came_per_s=100, ended_per_s=4),
+        affects="3,000 requests of the classes high and medium, 12 min of work or more",
     ),
-    ("keys_file_broken", seen(tried=[Tried("keys", 1, Problem("no"))]), {}),
-    (
+    tells("keys_file_broken", seen(tried=[Tried("keys", 1, NO)])),
+    tells(
         "class_paused",
         seen(orders=[order("class", "low")], depths={("low", None): 9_310, ("low", "night"): 5}),
-        {
-            "affects": "9,310 requests wait",
-            "since_ms": NOW - 60_000,
-            "cause": "an order pauses it; the last order is by the key k1",
-        },
+        affects="9,310 requests wait",
+        since_ms=NOW - 60_000,
+        cause="an order pauses it; the last order is by the key k1",
     ),
-    (
-        "model_paused",
-        seen(orders=[order("model", "chat")], waiting=[replace(WAITS[0], model="alias")]),
-        {"affects": "3 requests wait"},
+    tells(
+        "model_paused", seen(orders=[order("model", "chat")], waiting=[waits(model="alias")]), affects="3 requests wait"
     ),
-    ("device_short", seen(live(devices=[device()], **SHORT)), {"affects": "2 requests wait"}),
-    ("device_short", seen(live(devices=[device(foreign_bytes=8 * GIB)], running=1, **SHORT)), {}),
-    ("dead_letters", seen(letters=[LetterCount(reason="engine_failed", letters=2, since_ms=7)]), {"since_ms": 7}),
-    (
+    tells("device_short", seen(live(devices=[device()], **SHORT)), affects="2 requests wait"),
+    tells("device_short", seen(live(devices=[device(foreign_bytes=8 * GIB)], running=1, **SHORT))),
+    tells("dead_letters", seen(letters=[LetterCount(reason="engine_failed", letters=2, since_ms=7)]), since_ms=7),
+    tells(
         "dead_letters_unreadable",
         seen(letters=[LetterCount(reason="bad_avro", letters=2, since_ms=7, redrivable=False)]),
-        {"affects": "2 records of the last hour could not be read"},
+        affects="2 records of the last hour could not be read",
     ),
-    (
-        "tenant_near_limit",
-        seen(tenants={"acme": Load(outstanding=950)}, limits={"acme": 1_000}),
-        {"cause": "950 of 1,000 outstanding requests"},
-    ),
-    (
+    tells("tenant_near_limit", tenant(limit=1_000, outstanding=950), cause="950 of 1,000 outstanding requests"),
+    tells(
         "nothing_runs",
-        seen(live(waiting={"gpu": 1}), waiting=[replace(WAITS[0], requests=1, since_ms=NOW - 31_000)]),
-        {"affects": "1 request waits", "cause": "they wait (gpu), and no worker of the pool runs any"},
+        seen(live(waiting={"gpu": 1}), waiting=[waits(requests=1, since_ms=NOW - 31_000)]),
+        affects="1 request waits",
+        cause="they wait (gpu), and no worker of the pool runs any",
     ),
 ]
 
@@ -204,12 +197,11 @@ def test_each_command_is_one_that_there_is(found: Found) -> None:
     assert all(option in told.output for option in options)
 
 
-LONG = [replace(WAITS[0], since_ms=NOW - 600_000)]
+LONG = [waits(since_ms=NOW - 600_000)]
 WELL: dict[str, Seen] = {
     "idle": seen(),
     "requests for an alias, and for any model": seen(
-        models=(model_info("chat", aliases=["default"]),),
-        waiting=[replace(WAITS[0], model="default"), replace(WAITS[0], model=None)],
+        models=(model_info("chat", aliases=["default"]),), waiting=[waits(model="default"), waits(model=None)]
     ),
     "busy": seen(live(running=4, waiting={"memory": 9}, devices=[device()]), waiting=LONG),
     "a worker that drains": seen(live(), live("old", state="stopping", reason="stopping")),
@@ -221,23 +213,13 @@ WELL: dict[str, Seen] = {
         live(assigned=["t/0"]), live("gone", updated_at=NOW - 61_000, assigned=["t/0"])
     ),
     "a resumed class": seen(orders=[order("class", "low", paused=False)]),
-    "a tenant below its limit": seen(tenants={"acme": Load(outstanding=949)}, limits={"acme": 1_000}),
-    "a tenant without a limit": seen(tenants={"acme": Load(outstanding=9_000)}, limits={"acme": None}),
-    "a burst that is worked off": seen(
-        tenants={"acme": Load(outstanding=900, urgent=900, came_per_s=90, ended_per_s=2)}
-    ),
-    "a backlog that does not grow": seen(
-        tenants={"acme": Load(outstanding=9_000, urgent=9_000, came_per_s=5, ended_per_s=4)}
-    ),
-    "a backlog in the class low": seen(
-        tenants={"acme": Load(outstanding=90_000, urgent=9_000, came_per_s=0, ended_per_s=4)}
-    ),
-    "long requests of which none has ended yet": seen(
-        tenants={"acme": Load(outstanding=500, urgent=500, came_per_s=50, ended_per_s=0)}
-    ),
-    "workers that had no time to report since Kafka is back": seen(
-        live(), live("other", updated_at=NOW - LATE - 1), brokers=Brokers("k:1", 0, LATE)
-    ),
+    "a tenant below its limit": tenant(limit=1_000, outstanding=949),
+    "a tenant without a limit": tenant(outstanding=9_000),
+    "a burst that is worked off": tenant(outstanding=900, urgent=900, came_per_s=90, ended_per_s=2),
+    "a backlog that does not grow": tenant(outstanding=9_000, urgent=9_000, came_per_s=5, ended_per_s=4),
+    "a backlog in the class low": tenant(outstanding=90_000, urgent=9_000, came_per_s=0, ended_per_s=4),
+    "long requests of which none has ended yet": tenant(outstanding=500, urgent=500, came_per_s=50, ended_per_s=0),
+    "workers that had no time to report since Kafka is back": seen(LOST, live("w2"), brokers=Brokers("k:1", 0, LATE)),
     "a small disk with room": seen(disk=Disk(Path("/"), 4 << 20, 64 << 20)),
     "dependencies that can be used": seen(tried=[Tried("artifacts", 1), Tried("orders")]),
 }
@@ -250,7 +232,7 @@ def test_a_system_that_is_well_has_none(facts: Seen) -> None:
 
 
 def test_the_summary_of_a_system_that_is_well_has_figures() -> None:
-    facts = seen(live(running=1), waiting=[replace(WAITS[0], since_ms=NOW - 1_240)], ended_per_s=42.04)
+    facts = seen(live(running=1), waiting=[waits(since_ms=NOW - 1_240)], ended_per_s=42.04)
     assert summary(facts, []) == "All well: 42.0 requests/s, nothing waits longer than 1.2 s"
     assert summary(seen(), []) == "All well: 0.0 requests/s, nothing waits"
 
@@ -279,7 +261,7 @@ def test_a_standstill_is_told_beside_what_does_not_explain_it(hides: bool) -> No
 
 def test_many_unknown_names_are_a_few_lines() -> None:
     """Whoever writes to Kafka chooses them."""
-    waiting = [replace(WAITS[0], model=f"m{number:03}", requests=1 + (number == 99)) for number in range(100)]
+    waiting = [waits(model=f"m{number:03}", requests=1 + (number == 99)) for number in range(100)]
     found = problems(seen(waiting=waiting))
     assert len(found) == 21
     assert (found[0].subject, found[-1].affects) == ("m099", "80 requests wait")
@@ -287,7 +269,7 @@ def test_many_unknown_names_are_a_few_lines() -> None:
 
 def test_a_model_of_another_pool_is_named() -> None:
     models = (CHAT, model_info("big", pool="night"))
-    (found,) = problems(seen(models=models, waiting=[replace(WAITS[0], model="big")]))[1:]
+    (found,) = problems(seen(models=models, waiting=[waits(model="big")]))[1:]
     assert found.cause == "no worker of the common pool serves a model of this name; it is served in the pool night"
 
 

@@ -307,8 +307,7 @@ def ended_before(gateway: Gateway, *events: ResultEvent) -> None:
     """The request as the file has it, after a restart."""
     gateway.request()
     gateway.stream(*events)
-    gateway.flush()
-    gateway.restart()
+    gateway.reopen()
     assert gateway.entry().lacks_outcome
 
 

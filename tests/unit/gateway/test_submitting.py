@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from gateway_parts import service_with
 from kit.gateway_http import client
 from kit.records import model_info, request
+from kit.refusals import refused
 from penstock.common.artifacts import ArtifactStore, Place
 from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.common.outgoing import Outgoing
@@ -570,18 +571,16 @@ async def test_the_gateway_refuses_it_before_anything_else(output: OutputSpec, p
     store = ArtifactStore(tmp_path, stores={"cold": Place(location=str(tmp_path / "cold"), options={})})
     nothing: Any = None
     submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, nothing, nothing, store.check_place)
-    with pytest.raises(InvalidRequest) as refused:
+    with refused(InvalidRequest, param=param):
         await submitter.check(ANYBODY, request(task="image_generation", output=output))
-    assert refused.value.param == param
 
 
 @pytest.mark.parametrize(("output", "param"), WRONG)
 def test_a_worker_refuses_it_without_opening_a_store(output: OutputSpec, param: str, tmp_path: Path) -> None:
     section = ArtifactsSection(stores={"cold": StoreSection(location=str(tmp_path / "cold"))})
     outputs = Outputs(tmp_path / "artifacts", section)
-    with pytest.raises(InvalidRequest) as refused:
+    with refused(InvalidRequest, param=param):
         outputs.check(output)
-    assert refused.value.param == param
     outputs.check(OutputSpec(store="cold", prefix="renders/2026"))
     outputs.check(None)
     assert not list(tmp_path.iterdir())

@@ -38,7 +38,7 @@ class Gateway(ViewGateway):
         self.on_read: Callable[[], object] = lambda: None
         for number, request_id in enumerate(IDS):
             self.accept(request_id, 1_000 + number)
-        self.leave_all_to_the_file()
+        self.put_aside()
         store: Any = self.store
         live_turns = store.live_turns
 
@@ -53,10 +53,6 @@ class Gateway(ViewGateway):
     def accept(self, request_id: str, append_time_ms: int, **fields: Any) -> None:
         origin = replace(ORIGIN, offset=len(request_id), append_time_ms=append_time_ms)
         self.view.accepted(request(request_id, **{"conversation_id": "c", **fields}), origin)
-
-    def leave_all_to_the_file(self) -> None:
-        self.flush()
-        self.view.put_aside(COUNT)
 
 
 @pytest.fixture
@@ -107,7 +103,7 @@ async def test_turns_that_change_while_they_are_listed_are_listed(gateway: Gatew
     def change() -> None:
         gateway.read(STATUSES, status("queued", request_id=IDS[-1]))
         gateway.accept("new", 1)
-        gateway.leave_all_to_the_file()
+        gateway.put_aside()
         done.set()
 
     def on_read() -> None:
@@ -117,7 +113,7 @@ async def test_turns_that_change_while_they_are_listed_are_listed(gateway: Gatew
 
     gateway.on_read = on_read
     assert set(await gateway.turns.ids(*LINE)) == {*IDS, "new"}
-    gateway.leave_all_to_the_file()
+    gateway.put_aside()
     assert gateway.view.known.held_live_count == 0, "they may leave it when they are listed"
 
 

@@ -140,10 +140,6 @@ class Gateway(ViewGateway):
         self.store.delete([entry.key for entry in forgotten], before_ms)
         self.view.known.are_gone(forgotten)
 
-    def put_aside(self) -> None:
-        self.flush()
-        self.view.put_aside(9)
-
     def fill_disk(self) -> None:
         execute(self.path, "CREATE TRIGGER full BEFORE INSERT ON offsets BEGIN SELECT RAISE(ABORT, 'disk full'); END")
 
@@ -287,8 +283,7 @@ def test_ended_requests_are_kept_by_their_bytes(gateway: Gateway) -> None:
 
 
 def kept_bytes_after_restart(gateway: Gateway, request_id: str) -> int:
-    gateway.flush()
-    gateway.restart()
+    gateway.reopen()
     return gateway.found(request_id).kept_bytes
 
 
@@ -385,8 +380,7 @@ def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> N
     gateway.read(REQUESTS, REQUEST)
     gateway.read(HIGH, replace(REQUEST, ttl_ms=1), **again)
     assert gateway.found().moved_to == moved
-    gateway.flush()
-    gateway.restart()
+    gateway.reopen()
     assert (gateway.found().moved_to, gateway.found().origin) == (moved, ORIGIN)
     assert gateway.found().deadline_ms == 1_000 + DEFAULT_LIMITS.default_ttl_ms
 
@@ -412,8 +406,7 @@ def test_the_time_of_a_cancel_outlives_the_process(gateway: Gateway) -> None:
     gateway.read(CONTROL, command("cancel"), timestamp_ms=9_000)
     gateway.read(CONTROL, command("end_lost"), timestamp_ms=4_000)
     assert (gateway.found().cancelled_ms, gateway.found().end_asked_ms) == (3_000, 4_000)
-    gateway.flush()
-    gateway.restart()
+    gateway.reopen()
     assert gateway.found().cancelled_ms == 3_000
 
 
@@ -433,8 +426,7 @@ def test_a_new_priority_counts_from_its_command_on_and_outlives_the_process(
     check()
     gateway.read(REQUESTS, REQUEST)
     assert gateway.found().priority == 1
-    gateway.flush()
-    gateway.restart()
+    gateway.reopen()
     check()
     gateway.read(RESULTS, TERMINAL)
     gateway.read(CONTROL, replace(raised, priority=9))
@@ -560,8 +552,7 @@ def test_a_writer_that_is_behind_loses_nothing(gateway: Gateway) -> None:
     gateway.free_disk()
     wait_until(gateway.view.flush, describe="the writer has caught up")
     assert len(gateway.view.known.unwritten) == 0
-    gateway.flush()
-    gateway.restart()
+    gateway.reopen()
     assert gateway.view.live_count == MAX_WAITING + 2
     assert gateway.store.offsets() == {RESULTS: MAX_WAITING + 2}
 
@@ -637,8 +628,7 @@ def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_aside: boo
     silent.store.delete([entry.key for entry in forgotten], 20_000)
     silent.view.known.are_gone(forgotten)
     assert counts(silent) == (live,) * 4
-    silent.flush()
-    silent.restart()
+    silent.reopen()
     assert counts(silent) == (live,) * 4
     assert news not in ("outcome", "erasure") or silent.found().done or silent.found().erased
 
@@ -722,8 +712,7 @@ def test_commands_before_their_requests_are_bounded_and_make_none_live(gateway: 
     for _ in range(2):
         assert (gateway.view.live_count, gateway.view.tenants.of("default").outstanding) == (0, 0)
         assert all(gateway.found(name).erased for name in "abc")
-        gateway.flush()
-        gateway.restart()
+        gateway.reopen()
     gateway.read(REQUESTS, *(replace(REQUEST, request_id=name) for name in "abc"))
     gateway.read(RESULTS, *(replace(TERMINAL, request_id=name) for name in "abc"))
     assert gateway.view.live_count == 0
