@@ -345,15 +345,15 @@ def missing_queue_topics(settings: KafkaSettings, queues: Sequence[str]) -> list
 
 def findings(settings: KafkaSettings, topics: TopicsSection) -> list[str]:
     """What is missing or breaks an invariant, one line each. Raises BrokerUnavailable."""
-    from penstock.common.admin import broker_count, ensure_topics, partition_counts
+    from penstock.common.admin import broker_count, look_at_topics, partition_counts
 
     counts = partition_counts(settings)
     shared = settings.names.conversation_log in counts
     brokers, durability = broker_count(settings), topics.durability
     specs = _specs(settings.names, topics.pools, shared, partitions=4, brokers=brokers, durability=durability)
-    missing = [f"{spec.name} does not exist: run `penstock topics create`" for spec in specs if spec.name not in counts]
-    reports = ensure_topics(settings, [spec for spec in specs if spec.name in counts])
-    return [*missing, *broken(reports, specs), *unequal_topics(settings.names, counts, topics.pools)]
+    missing, reports = look_at_topics(settings, specs)
+    absent = [f"{spec.name} does not exist: run `penstock topics create`" for spec in missing]
+    return [*absent, *broken(reports, specs), *unequal_topics(settings.names, counts, topics.pools)]
 
 
 def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[str]:

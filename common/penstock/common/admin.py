@@ -6,7 +6,7 @@ Every function raises BrokerUnavailable when Kafka does not answer within `timeo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,20 +60,36 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
         created.update(_create(settings, [spec for spec in specs if spec.name not in existing], timeout_s))
         return describe(settings, names, timeout_s)
 
-    found = {info.name: info for info in _visible(look, timeout_s)}
+    return _reports(specs, _visible(look, timeout_s), created)
+
+
+def look_at_topics(
+    settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s: float = 30.0
+) -> tuple[list[TopicSpec], list[TopicReport]]:
+    """The specs of topics that do not exist, and how those that do differ. Creates nothing."""
+    there = describe(settings, [spec.name for spec in specs], timeout_s, missing_ok=True)
+    names = {info.name for info in there}
+    missing = [spec for spec in specs if spec.name not in names]
+    return missing, _reports([spec for spec in specs if spec.name in names], there)
+
+
+def _reports(specs: Sequence[TopicSpec], there: Iterable[TopicInfo], created: Container[str] = ()) -> list[TopicReport]:
+    found = {info.name: info for info in there}
     return [
         TopicReport(name=spec.name, created=spec.name in created, drift=_drift(spec, found[spec.name]))
         for spec in specs
     ]
 
 
-def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0) -> list[TopicInfo]:
-    """The topics as they are. Raises NotFound for one that does not exist."""
-    metadata = _descriptions(settings, topics, timeout_s)
-    configs = topic_configs(settings, topics, timeout_s)
-    for name in topics:
-        if name not in configs:
-            raise NotFound(f"the topic {name} does not exist")
+def describe(
+    settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 15.0, *, missing_ok: bool = False
+) -> list[TopicInfo]:
+    """The topics as they are. Raises NotFound for one that does not exist, unless `missing_ok`."""
+    metadata = _descriptions(settings, topics, timeout_s, missing_ok=missing_ok)
+    configs = topic_configs(settings, list(metadata), timeout_s)
+    there = [name for name in topics if name in configs]
+    if not missing_ok and len(there) < len(topics):
+        raise NotFound(f"the topic {next(name for name in topics if name not in configs)} does not exist")
     return [
         TopicInfo(
             name=name,
@@ -81,7 +97,7 @@ def describe(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 
             replication=len(metadata[name].partitions[0].replicas),
             config=configs[name],
         )
-        for name in topics
+        for name in there
     ]
 
 

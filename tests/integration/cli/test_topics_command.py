@@ -90,6 +90,24 @@ def test_the_configuration_holds_for_queues_pools_and_partitions(topics: Topics,
     assert "topics exist with other partitions (3) than asked for (5) and keep them" in done.stderr
 
 
+def test_a_check_creates_nothing_though_the_broker_lists_a_topic_that_was_deleted(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert topics.run("create", "--partitions", "3").exit_code == 0
+    status = f"{topics.prefix}inference.status"
+    topics.admin.delete_topics([status])[status].result(20)
+    wait_until(lambda: partition_counts(topics.settings, [status]) == {}, 20)
+    monkeypatch.setattr(
+        "penstock.common.admin.partition_counts",
+        lambda settings, names=None, timeout_s=10.0: (
+            partition_counts(settings, names, timeout_s) | ({status: 3} if names is None else {})
+        ),
+    )
+    assert "inference.status does not exist: run `penstock topics create`" in topics.run("check").output
+    monkeypatch.undo()
+    assert partition_counts(topics.settings, [status]) == {}
+
+
 def test_conversations_are_counted_by_their_topics_unless_they_share_one(topics: Topics) -> None:
     assert topics.run("create", "--partitions", "3").exit_code == 0
     topics.make("conversation.c1", 1)
