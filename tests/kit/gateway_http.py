@@ -70,6 +70,12 @@ def client(app: ASGIApp, base_url: str = URL, **headers: str) -> httpx.AsyncClie
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base_url, headers=headers)
 
 
+async def call(app: ASGIApp, method: str, path: str, **options: Any) -> httpx.Response:
+    """The answer to one call."""
+    async with client(app) as http:
+        return await http.request(method, path, **options)
+
+
 def scope_of(
     method: str, path: str, headers: Iterable[tuple[bytes, bytes]] = (), query: bytes = b"", **fields: Any
 ) -> dict[str, Any]:

@@ -6,28 +6,21 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
+from kit.submitting import SubmitterParts
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Delivery
-from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
-from penstock.gateway.service.submitting import Accepted, Submitter
-from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.view.claims import Claims
-from penstock.gateway.view.fleet import KnownModels
-from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.streams import Streams
+from penstock.gateway.service.submitting import Accepted
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable
-from penstock.schemas.records import InferenceRequest, KeyClaim, ModelInfo
+from penstock.schemas.records import InferenceRequest, KeyClaim
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import TP, partition_for
 from simulation.truth import Violation
 
 CODEC, NAMES = default_codec(), KafkaSettings().names
-MODEL = ModelInfo(model="m", tasks=["text_generation"], engine="noop", state="ready", updated_at=1, worker_id="w")
 PARTITIONS = 3
 Key = tuple[str, str]
 
@@ -69,28 +62,20 @@ class Topics:
         raise self.violation
 
 
-class Gateway:
+class Gateway(SubmitterParts):
     """One life of a gateway: it reads each partition by itself, as late as may be."""
 
     def __init__(self, topics: Topics) -> None:
+        super().__init__()
         self._topics = topics
-        self._requests: dict[Key, Any] = {}
         self._read: dict[TP, int] = defaultdict(int)
-        self.claims = Claims()
-        self.known, self.held_live_count = self, 0
-        self.census = self
-        self.streams = Streams(Hub())
-        this: Any = self
-        self._submitter = Submitter(
-            GatewaySettings(), this, this, this, CODEC, Allowances(), this, lambda store, prefix: None
-        )
 
     async def submit(self, request: InferenceRequest, key: str) -> Accepted:
-        checked = await self._submitter.check(Caller(tenant=request.tenant), request)
-        return await self._submitter.submit(checked, idempotency_key=key)
+        checked = await self.submitter.check(Caller(tenant=request.tenant), request)
+        return await self.submitter.submit(checked, idempotency_key=key)
 
     async def claim_key(self, key: str, content: int) -> None:
-        await self._submitter.claim_key("t", "conversation", key, content)
+        await self.submitter.claim_key("t", "conversation", key, content)
 
     async def produce(self, topic: str, value: bytes, **options: Any) -> Delivery:
         return await self._topics.produce(topic, value, **options)
@@ -126,28 +111,3 @@ class Gateway:
         ends = {tp: len(log) for tp, log in self._topics.logs.items() if tp[0] != NAMES.idempotency}
         if not await self.reached(ends, 2.0):
             raise BrokerUnavailable("behind")
-
-    def accepted(self, request: InferenceRequest, origin: Any) -> None:
-        key = (request.tenant, request.request_id)
-        self._requests.setdefault(key, SimpleNamespace(erased=False, content=content_hash(request)))
-        self.claims.settle(key)
-
-    def find(self, key: Key) -> Any:
-        return self._requests.get(key)
-
-    # -- what else a submitter asks
-
-    def known_topic(self, topic: str) -> bool:
-        return True
-
-    def cannot_keep(self) -> None:
-        return None
-
-    def live(self, klass: str, tenant: str | None = None) -> int:
-        return 0
-
-    def routed(self, request: InferenceRequest) -> InferenceRequest:
-        return request
-
-    def known_models(self) -> KnownModels:
-        return KnownModels([MODEL])

@@ -10,6 +10,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+from kit.submitting import SubmitterParts
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Delivery
@@ -18,19 +19,12 @@ from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.dead_letters.letters import HEADER_KIND, PURGED, Place
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.redriving import Redriving
-from penstock.gateway.service.submitting import Submitter
-from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.view.fleet import KnownModels
-from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.streams import Streams
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable
-from penstock.schemas.records import DeadLetter, DeadLetterAction, InferenceRequest, ModelInfo, Origin
-from penstock.schemas.requests import content_hash
+from penstock.schemas.records import DeadLetter, DeadLetterAction, InferenceRequest, Origin
 from simulation.truth import Violation
 
 CODEC, KAFKA = default_codec(), KafkaSettings()
-MODEL = ModelInfo(model="m", tasks=["text_generation"], engine="noop", state="ready", updated_at=1, worker_id="w")
 Key = tuple[str, str]
 
 
@@ -143,22 +137,16 @@ class Letters(LetterFollower):
         return {place: self._topics.letters[place[0]][place[1]] for place in places}
 
 
-class Gateway:
+class Gateway(SubmitterParts):
     """One life of a gateway: the index may be an earlier one's, and the rest is new."""
 
     def __init__(self, topics: Topics, index: LetterIndex, allowances: Allowances | None = None) -> None:
+        super().__init__(allowances)
         self._topics = topics
         self._seen = 0
-        self._view: dict[Key, Any] = {}
-        self.known, self.held_live_count = self, 0
-        self.census = self
-        self.streams = Streams(Hub())
         this: Any = self
-        submitter = Submitter(
-            GatewaySettings(), this, this, this, CODEC, allowances or Allowances(), this, lambda store, prefix: None
-        )
         threads: Any = SimpleNamespace(dead_letters=self)
-        self.redriving = Redriving(Letters(topics, index), submitter, this, this, CODEC, KAFKA, threads)
+        self.redriving = Redriving(Letters(topics, index), self.submitter, this, this, CODEC, KAFKA, threads)
 
     async def run(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.to_thread(work, *args)
@@ -166,32 +154,11 @@ class Gateway:
     async def produce(self, topic: str, value: bytes, **options: Any) -> Delivery:
         return await self._topics.produce(topic, value, **options)
 
-    # -- its view of the requests
-
     async def catch_up(self) -> None:
         await asyncio.sleep(0.01)
         for request in self._topics.requests[self._seen :]:
             self.accepted(request, None)
         self._seen = len(self._topics.requests)
-
-    def accepted(self, request: InferenceRequest, origin: Any) -> None:
-        found = SimpleNamespace(erased=False, content=content_hash(request))
-        self._view.setdefault((request.tenant, request.request_id), found)
-
-    def find(self, key: Key) -> Any:
-        return self._view.get(key)
-
-    def cannot_keep(self) -> None:
-        return None
-
-    def live(self, klass: str, tenant: str | None = None) -> int:
-        return 0
-
-    def routed(self, request: InferenceRequest) -> InferenceRequest:
-        return request
-
-    def known_models(self) -> KnownModels:
-        return KnownModels([MODEL])
 
 
 def new_index() -> LetterIndex:

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Coroutine
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from openapi_spec_validator import validate
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from kit.gateway_http import client
+from kit.gateway_http import call
 from penstock.cli.paths import free_port
 from penstock.common.configuration import KafkaSection
 from penstock.gateway.app import create_app, prepare_to_serve, run_gateway
@@ -26,6 +27,7 @@ from penstock.gateway.bridge.app import run_bridge
 from penstock.gateway.bridge.settings import BridgeSettings
 from penstock.gateway.document.described_routes import DOCUMENTED
 from penstock.gateway.document.unknown_paths import near_paths
+from penstock.gateway.routes.answers import MadeImage, Result
 from penstock.gateway.server import Server
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.bodies import EmbeddingRequest, TextRequest, json_schema
@@ -57,15 +59,13 @@ async def test_a_prepared_app_builds_no_routes_at_its_first_request(
         return analyse(path=path, **named)  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(routing, "get_dependant", noted)
-    async with client(app) as http:
-        assert (await http.get("/v1/models")).status_code == 503  # it is not connected
-        assert (await http.get("/healthz")).status_code == 200
+    assert (await call(app, "GET", "/v1/models")).status_code == 503  # it is not connected
+    assert (await call(app, "GET", "/healthz")).status_code == 200
     assert (len(built) == 0) if prepared else (len(built) > 50)
 
 
 async def test_the_page_of_routes_loads_nothing_from_elsewhere(app: FastAPI) -> None:
-    async with client(app) as http:
-        answer = await http.get("/docs")
+    answer = await call(app, "GET", "/docs")
     assert answer.status_code == 200
     assert "<script" not in answer.text
     assert re.findall(r'(?:src|href)="(?!/openapi.json|#)[^"]*"', answer.text) == []
@@ -91,8 +91,7 @@ EVENTS = "/v1/requests/{request_id}/events"
 async def test_the_response_to_an_unknown_path_names_a_near_one_or_the_page_of_routes(
     app: FastAPI, path: str, near: str | None
 ) -> None:
-    async with client(app) as http:
-        answer = await http.get(path)
+    answer = await call(app, "GET", path)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], len(error["message"]) < 300) == (404, "not_found", True)
     if near is None:
@@ -229,6 +228,27 @@ def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
         for path, found in document["paths"].items()
         for method, operation in found.items()
     }
+
+
+EVENT = json.loads((files("penstock.schemas") / "avro" / "ResultEvent.avsc").read_text())
+
+
+def record_in(schema: Any) -> dict[str, Any]:
+    """The record in a field's type: of a union, or of an array."""
+    inner = next(one for one in schema if one != "null") if isinstance(schema, list) else schema
+    return inner if inner["type"] == "record" else record_in(inner["items"])
+
+
+def fields_of(schema: Any) -> dict[str, Any]:
+    return {field["name"]: field["type"] for field in record_in(schema)["fields"]}
+
+
+def test_answers_have_each_field_of_the_records() -> None:
+    """Generated clients know no more than is documented."""
+    event = fields_of(EVENT)
+    for output in ("text_generation", "embedding", "image_generation", "conversation_items"):  # other tasks use one
+        assert fields_of(event[output]).keys() <= Result.model_fields.keys(), output
+    assert fields_of(fields_of(event["image_generation"])["images"]).keys() == MadeImage.model_fields.keys()
 
 
 def test_it_is_valid(document: dict[str, Any]) -> None:

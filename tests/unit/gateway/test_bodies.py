@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.gateway_http import client, gateway_app
+from kit.gateway_http import call, gateway_app
 from penstock.gateway.app import ROUTERS
 from penstock.gateway.document.described_routes import TABLE
 from penstock.gateway.edge import bodies
@@ -124,8 +124,7 @@ async def answer(content: bytes, encoding: str) -> tuple[int, str, str | None]:
         for at in range(0, len(content), 65536):
             yield content[at : at + 65536]
 
-    async with client(app()) as http:
-        got = await http.post("/v1/chat/completions", content=pieces(), headers=headers)
+    got = await call(app(), "POST", "/v1/chat/completions", content=pieces(), headers=headers)
     error = json.loads(got.content)["error"]
     return got.status_code, error["code"], error["param"] or error["message"]
 

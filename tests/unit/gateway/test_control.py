@@ -15,7 +15,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from gateway_parts import service_with
-from kit.gateway_http import client, gateway_app
+from kit.gateway_http import call, gateway_app
 from kit.records import ORIGIN
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.inputs import keep_input
@@ -200,9 +200,9 @@ async def test_a_deletion_waits_no_longer_than_it_may(monkeypatch: pytest.Monkey
 async def test_erasing_over_http_purges_dead_letters_first(done: bool, steps: list[str]) -> None:
     part = Mock(find=AsyncMock(return_value=SimpleNamespace(done=done, status_name="completed")))
     part.forget, part.erase = AsyncMock(), AsyncMock()
-    async with client(gateway_app(native.router, service=service_with(part))) as http:
-        assert (await http.delete("/v1/requests/r")).json()["deleted"]
-    calls = [call for call in part.mock_calls if call[0] != "find"]
+    app = gateway_app(native.router, service=service_with(part))
+    assert (await call(app, "DELETE", "/v1/requests/r")).json()["deleted"]
+    calls = [one for one in part.mock_calls if one[0] != "find"]
     assert [(name, args[-1]) for name, args, _ in calls] == [(step, "r") for step in steps]
 
 
@@ -247,8 +247,8 @@ async def answers(
 ) -> list[str]:
     """For each line "taken", or the code of its error."""
     app = gateway_app(bulk.router, service=service_with(submitting or Submitting()), bodies=limits)
-    async with client(app) as http:
-        response = await http.post("/v1/requests/bulk", content=content, headers={"content-type": bulk.MEDIA_TYPE})
+    headers = {"content-type": bulk.MEDIA_TYPE}
+    response = await call(app, "POST", "/v1/requests/bulk", content=content, headers=headers)
     assert response.status_code == 200, response.text
     found = [json.loads(line) for line in response.text.splitlines()]
     assert [one["index"] for one in found] == list(range(len(found)))

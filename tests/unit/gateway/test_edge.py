@@ -14,7 +14,7 @@ from fastapi import FastAPI, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway_parts import edge_of, routes_with
-from kit.gateway_http import client, exchange, gateway_app, gateway_context, scope_of
+from kit.gateway_http import call, client, exchange, gateway_app, gateway_context, scope_of
 from kit.refusals import refused
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.bodies import BodyLimits
@@ -401,8 +401,7 @@ async def get(error: Exception) -> httpx.Response:
     async def _fail() -> None:
         raise error
 
-    async with client(app) as http:
-        return await http.get("/")
+    return await call(app, "GET", "/")
 
 
 @pytest.mark.parametrize(

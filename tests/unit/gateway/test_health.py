@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_parts import service_with
-from kit.gateway_http import client, gateway_app, gateway_context
+from kit.gateway_http import call, gateway_app, gateway_context
 from kit.records import ORIGIN, model_info, model_state, outcome, request, status, worker
 from penstock.common.clock import now_ms
 from penstock.common.desired import Desired
@@ -59,8 +59,7 @@ def waiting(view: View, request_id: str, at_ms: int, **fields: Any) -> None:
 
 
 async def readiness(app: FastAPI, query: str = "", **headers: str) -> httpx.Response:
-    async with client(app, **headers) as http:
-        return await http.get(f"/readyz{query}")
+    return await call(app, "GET", f"/readyz{query}", headers=headers)
 
 
 async def reason(app: FastAPI, **headers: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.routing import Match
 
-from kit.gateway_http import client, gateway_app, scope_of
+from kit.gateway_http import call, gateway_app, scope_of
 from penstock.gateway.app import ROUTERS, create_app
 from penstock.gateway.document.described_routes import ROUTES, TABLE
 from penstock.gateway.edge.keys import create_key
@@ -101,12 +101,11 @@ def test_no_path_reaches_a_route_by_other_rules_than_its_own() -> None:
 async def test_an_unknown_path_and_another_method_have_no_route(tmp_path: Path) -> None:
     create_key(tmp_path / "keys.json", tenant="acme")
     app = create_app(GatewaySettings(auth=AuthSection(keys_file=tmp_path / "keys.json")))
-    async with client(app) as http:
-        answer = await http.get("/v1/models%0A")
-        assert (answer.status_code, answer.json()["error"]["message"][:17]) == (404, "there is no route"), answer.text
-        wrong = await http.request("PATCH", "/v1/requests")
-        assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, POST")
-        assert "PATCH is not allowed here; GET, POST is" in wrong.json()["error"]["message"]
+    answer = await call(app, "GET", "/v1/models%0A")
+    assert (answer.status_code, answer.json()["error"]["message"][:17]) == (404, "there is no route"), answer.text
+    wrong = await call(app, "PATCH", "/v1/requests")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, POST")
+    assert "PATCH is not allowed here; GET, POST is" in wrong.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -215,9 +214,9 @@ OTHERS = [b"{", b'{"task": "nothing"}', b'{"task": "text_generation", "payload":
 async def test_errors_are_those_of_the_framework(path: str, content: bytes) -> None:
     answers: list[tuple[int, str, str | None]] = []
     for hot in (True, False):
-        async with client(gateway_app(native.router, text_routes.router, hot=hot)) as http:
-            answer = await http.post(path, content=content, headers={"content-type": "application/json"})
-            error = answer.json()["error"]
-            answers.append((answer.status_code, error["code"], error["param"]))
+        app = gateway_app(native.router, text_routes.router, hot=hot)
+        answer = await call(app, "POST", path, content=content, headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        answers.append((answer.status_code, error["code"], error["param"]))
     assert answers[0] == answers[1]
     assert answers[0][0] in (400, 503)

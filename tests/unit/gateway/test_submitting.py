@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_parts import service_with
-from kit.gateway_http import client
+from kit.gateway_http import call
 from kit.records import model_info, request
 from kit.refusals import refused
+from kit.submitting import SubmitterParts
 from penstock.common.artifacts import ArtifactStore, Place
 from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.common.outgoing import Outgoing
@@ -36,8 +37,6 @@ from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.view.claims import CLAIM_MS, Claims
 from penstock.gateway.view.fleet import KnownModels
-from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.streams import Streams
 from penstock.processors.outputs import Outputs
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
@@ -77,27 +76,18 @@ async def never(request_id: str) -> None:
     await asyncio.Event().wait()
 
 
-class Gateway:
-    """Everything that a submitter calls: a broker that may be away, and the model "large" in the pool b."""
+class Gateway(SubmitterParts):
+    """A broker that may be away, and the model "large" in the pool b."""
 
     def __init__(self, allowances: Allowances | None = None) -> None:
+        super().__init__(allowances)
         self.away = self.missing = False
         self.full: str | None = None
         self.refused: set[str] = set()
         self.written: list[str] = []
-        self.requests: set[str] = set()
-        self.ended: dict[str, Any] = {}
-        self.held_live_count = 0
-        self.known = self.census = self
         self.waits: Counter[tuple[str, str]] = Counter()
-        self.streams = Streams(Hub())
         self.expected: list[bool] = []
         """For each record that was sent: whether its stream was followed."""
-        self.allowances = allowances or Allowances()
-        this: Any = self
-        self.submitter = Submitter(
-            GatewaySettings(), this, this, this, default_codec(), self.allowances, self, lambda store, prefix: None
-        )
 
     async def produce(self, topic: str, value: bytes, **options: Any) -> Delivery:
         request = default_codec().decode(value, InferenceRequest)
@@ -120,16 +110,6 @@ class Gateway:
                 deliveries.append(Delivery(topic=one.topic, partition=-1, offset=-1, timestamp_ms=-1, error=error))
                 break
         return deliveries
-
-    def accepted(self, request: InferenceRequest, origin: Any) -> None:
-        self.requests.add(request.request_id)
-
-    def find(self, key: tuple[str, str]) -> Any:
-        live = SimpleNamespace(erased=False, done=False, status_name="queued", content="")
-        return self.ended.get(key[1], live) if key[1] in self.requests else None
-
-    async def catch_up(self) -> None:
-        pass
 
     def cannot_keep(self) -> str | None:
         return self.full
@@ -196,10 +176,7 @@ async def test_the_request_that_was_checked_is_submitted(gateway: Gateway) -> No
     ids=["no such model", "an alias of the key's model", "another model", "another pool", "no such pool"],
 )
 async def test_what_a_key_may_ask_for(gateway: Gateway, caller: Caller, fields: Any, error: Any) -> None:
-    if error is None:
-        await gateway.check(asked(**fields), caller)
-        return
-    with pytest.raises(error):
+    with refused(error):
         await gateway.check(asked(**fields), caller)
 
 
@@ -237,8 +214,8 @@ async def test_a_repeat_of_a_request_that_arrived(
     """It is not written again. A cancelled or erased one is another: the error names the request, so its caller may
     have cancelled it."""
     first = await gateway.unacknowledged()
-    gateway.requests.add(first.request_id)  # its record came back on the topic
-    gateway.ended[first.request_id] = SimpleNamespace(done=done, status_name=status_name, erased=erased)
+    gateway.accepted(first, None)  # its record came back on the topic
+    vars(gateway.find(("default", first.request_id))).update(done=done, status_name=status_name, erased=erased)
     gateway.away = same
     assert ((await gateway.submit(asked())).request_id == first.request_id) is same
     assert len(gateway.written) == (1 if same else 2)
@@ -249,7 +226,7 @@ async def test_requests_that_are_submitted_together_are_refused_one_by_one(small
     refusals = await small.submitter.submit_together(checked)
     assert [type(error) for error in refusals] == [type(None), type(None), TenantLimit]
     assert small.written == [one.request.request_id for one in checked[:2]]
-    assert small.requests == set(small.written)
+    assert {one for _, one in small.requests} == set(small.written)
     assert await small.submitter.submit_together(checked[2:]) == [None], "requests count when they are in the log"
     # A missing topic will be created.
     for fault, value, error in (("full", FULL, Overloaded), ("away", True, BrokerUnavailable),
@@ -418,28 +395,40 @@ async def test_a_store_that_hangs_delays_only_requests_with_images(gateway: Gate
     many = GatewaySettings().gateway.max_pending_submits + 1
     slow = [asyncio.create_task(gateway.submit(asked(), keep=never)) for _ in range(many)]
     await asyncio.sleep(0)
-    assert (await gateway.submit(asked())).request_id in gateway.requests
+    assert gateway.find(("default", (await gateway.submit(asked())).request_id))
     for one in slow:
         one.cancel()
     await asyncio.gather(*slow, return_exceptions=True)
     assert len(gateway.written) == 1
 
 
-async def test_a_request_whose_images_cannot_be_kept_is_not_sent(gateway: Gateway) -> None:
-    async def keep(request_id: str) -> None:
-        raise StoreUnavailable("the store is away")
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("failure", [StoreUnavailable("it is away"), None], ids=["store away", "key revoked meanwhile"])
+async def test_a_request_whose_images_cannot_be_kept_is_not_sent(failure: StoreUnavailable | None, key: Any) -> None:
+    revoked: list[bool] = []
 
-    with pytest.raises(StoreUnavailable):
-        await gateway.submit(asked(), keep=keep)
+    def renew(caller: Caller) -> Caller:
+        if revoked:
+            raise Unauthenticated("this key was revoked")
+        return caller
+
+    async def keep(request_id: str) -> None:
+        revoked.append(True)
+        if failure is not None:
+            raise failure
+
+    gateway = Gateway(Allowances(renew=renew))
+    with pytest.raises(Unauthenticated if failure is None else StoreUnavailable):
+        await gateway.submit(asked(), idempotency_key=key, keep=keep)
     assert gateway.written == []
 
 
 class TwoBodies(Gateway):
     """Another gateway's claim of the key `claimed` comes first, with `first` as what it asks for."""
 
-    def __init__(self, first: InferenceRequest, *, reads: bool = True, claimed: str = "k") -> None:
+    def __init__(self, first: InferenceRequest, claimed: str) -> None:
         super().__init__()
-        self.claims, self._first, self._reads = Claims(), first, reads
+        self._first = first
         self._claimed = idempotent_request_id("default", claimed)
 
     def known_topic(self, topic: str) -> bool:
@@ -454,69 +443,16 @@ class TwoBodies(Gateway):
         self.claims.take(claim, 2)
         return Delivery(topic=topic, partition=0, offset=1, timestamp_ms=2)
 
-    def accepted(self, request: InferenceRequest, origin: Any) -> None:
-        super().accepted(request, origin)
-        self.ended[request.request_id] = SimpleNamespace(erased=False, content=content_hash(request))
-
     async def reached(self, ends: Any, deadline_s: float) -> bool:
-        return self._reads
-
-
-async def test_the_first_claim_of_a_key_decides_which_body_is_sent() -> None:
-    gateway = TwoBodies(asked("first"))
-    kept: list[str] = []
-
-    async def keep(request_id: str) -> None:
-        kept.append(request_id)
-
-    for _ in range(2):
-        with pytest.raises(IdempotencyKeyReused):
-            await gateway.submit(asked("second"), idempotency_key="k", keep=keep)
-    assert gateway.written == []
-    assert not gateway.streams.followed
-    accepted = await gateway.submit(asked("first"), idempotency_key="k", keep=keep)
-    assert (accepted.replayed, gateway.written) == (False, [accepted.request_id])
-
-
-async def test_a_claim_that_was_not_read_sends_nothing() -> None:
-    """If the other gateway's record was read together with the claims, it is answered as a repeat."""
-    gateway = TwoBodies(asked(), reads=False)
-    with pytest.raises(BrokerUnavailable):
-        await gateway.submit(asked(), idempotency_key="k")
-    found = SimpleNamespace(erased=False, content=content_hash(asked("first")))
-    looks = iter([None, found, None, found])
-    gateway.find = lambda key: next(looks)  # type: ignore[method-assign]
-    with pytest.raises(IdempotencyKeyReused):
-        await gateway.submit(asked("second"), idempotency_key="k")
-    accepted = await gateway.submit(asked("first"), idempotency_key="k")
-    assert accepted == Accepted(idempotent_request_id("default", "k"), replayed=True)
-    assert gateway.written == []
+        return True
 
 
 @pytest.mark.parametrize("claimed", ["k", "parts\nk"])
 async def test_a_call_of_several_requests_is_refused_as_a_whole(claimed: str) -> None:
-    gateway = TwoBodies(asked("first"), claimed=claimed)
+    gateway = TwoBodies(asked("first"), claimed)
     parts = [(await gateway.check(asked(text)), None) for text in ("second", "first", "first")]
     with pytest.raises(IdempotencyKeyReused):
         await gateway.submitter.submit_parts(parts, idempotency_key="k", traceparent=None)
-    assert gateway.written == []
-
-
-@pytest.mark.parametrize("key", [None, "k"])
-async def test_a_key_that_is_revoked_while_the_store_is_waited_for_submits_nothing(key: str | None) -> None:
-    revoked: list[bool] = []
-
-    def renew(caller: Caller) -> Caller:
-        if revoked:
-            raise Unauthenticated("this key was revoked")
-        return caller
-
-    async def keep(request_id: str) -> None:
-        revoked.append(True)
-
-    gateway = Gateway(Allowances(renew=renew))
-    with pytest.raises(Unauthenticated):
-        await gateway.submit(asked(), idempotency_key=key, keep=keep)
     assert gateway.written == []
 
 
@@ -624,8 +560,7 @@ class Parts:
 async def submitted(parts: Parts, query: str) -> httpx.Response:
     app = create_app(GatewaySettings())
     context_of_app(app).connected = service_with(parts)
-    async with client(app) as http:
-        return await http.post(f"/v1/requests{query}", json=BODY)
+    return await call(app, "POST", f"/v1/requests{query}", json=BODY)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,13 @@ def long_conversation(log: FakeLog, turns: int) -> None:
         log.write(message(f"r{number}", "out", 0, 1))
 
 
+def of_turns(turns: int, **options: Any) -> tuple[FakeLog, Conversations]:
+    """A conversation, and a reader that has read nothing yet."""
+    log = FakeLog()
+    long_conversation(log, turns)
+    return log, reader(log, **options)
+
+
 def read_for(log: FakeLog, page: Callable[[], object]) -> int:
     """How many records this page reads."""
     before = log.records_read
@@ -162,9 +169,7 @@ def read_for(log: FakeLog, page: Callable[[], object]) -> int:
 
 
 def test_a_page_of_a_warm_conversation_reads_its_own_records_and_what_is_new() -> None:
-    log = FakeLog()
-    long_conversation(log, 5_000)
-    conversations = reader(log, most_records=100_000)
+    log, conversations = of_turns(5_000, most_records=100_000)
     conversations.turns("acme", "c", 20)
     assert log.records_read == conversations.indexes.records_read == 10_000 + 20
     for page, records in (
@@ -300,9 +305,7 @@ def test_when_a_conversation_began_is_two_records_of_a_cold_one() -> None:
 
 
 def test_who_come_to_a_cold_conversation_together_read_it_once() -> None:
-    log = FakeLog()
-    long_conversation(log, 1_000)
-    conversations, together = reader(log), threading.Barrier(4)
+    (log, conversations), together = of_turns(1_000), threading.Barrier(4)
 
     def ask() -> int:
         together.wait(20)
@@ -314,9 +317,7 @@ def test_who_come_to_a_cold_conversation_together_read_it_once() -> None:
 
 
 def test_a_reading_that_fails_goes_on_from_where_it_came_to() -> None:
-    log = FakeLog()
-    long_conversation(log, READ_AT_ONCE)
-    conversations, reads = reader(log), itertools.count()
+    (log, conversations), reads = of_turns(READ_AT_ONCE), itertools.count()
 
     def fails_once() -> None:
         if next(reads) == 1:
@@ -331,9 +332,7 @@ def test_a_reading_that_fails_goes_on_from_where_it_came_to() -> None:
 
 def test_a_log_that_lost_its_end_is_read_anew() -> None:
     """As after an unclean election: offsets that were read are given to other records."""
-    log = FakeLog()
-    long_conversation(log, 3)
-    conversations = reader(log)
+    log, conversations = of_turns(3)
     conversations.turns("acme", "c", 20)
     log.logs[TOPIC], log.ends[TOPIC] = log.logs[TOPIC][:2], 2
     log.write(message("other", "in", 0, 1))
@@ -341,9 +340,7 @@ def test_a_log_that_lost_its_end_is_read_anew() -> None:
 
 
 def test_what_is_erased_while_a_page_is_read_is_not_what_makes_it_fail() -> None:
-    log = FakeLog()
-    long_conversation(log, 3)
-    conversations = reader(log)
+    log, conversations = of_turns(3)
     conversations.turns("acme", "c", 20)
 
     def compacted_meanwhile() -> None:
@@ -356,9 +353,7 @@ def test_what_is_erased_while_a_page_is_read_is_not_what_makes_it_fail() -> None
 
 
 def test_a_conversation_that_is_never_the_same_is_an_error_and_no_loop() -> None:
-    log = FakeLog()
-    long_conversation(log, 300)
-    conversations, numbers = reader(log), iter(range(300))
+    (log, conversations), numbers = of_turns(300), iter(range(300))
 
     def compacted_meanwhile() -> None:
         if len(conversations.indexes) or conversations.indexes.records_read:
