@@ -26,8 +26,8 @@ from penstock.common.engine_kinds import KINDS
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.fold import ResultFold
-from penstock.schemas.records import DeadLetter, ResultEvent
-from penstock.schemas.topics import TopicNames
+from penstock.schemas.records import DeadLetter, ResultEvent, WorkerState
+from penstock.schemas.topics import TopicNames, is_of_gateway
 from support import alive, create_topics, wait_until
 
 if TYPE_CHECKING:
@@ -282,6 +282,11 @@ class System:
             key = (event.tenant, event.request_id)
             folds.setdefault(key, ResultFold(request_id=event.request_id, tenant=event.tenant)).apply(event)
         return {key[1]: fold.terminal for key, fold in folds.items() if fold.terminal is not None}
+
+    def worker_states(self) -> list[WorkerState]:
+        """What its workers have reported, the newest last."""
+        values = [one.value() for one in self.read(self.names.worker) if not is_of_gateway(one.key())]
+        return [default_codec().decode(value, WorkerState) for value in values if value]
 
     def dead_letters(self) -> list[DeadLetter]:
         codec = default_codec()

@@ -17,6 +17,7 @@ from penstock.schemas.records import (
     ArtifactRef,
     ControlCommand,
     ConversationMessage,
+    GatewayState,
     InferenceRequest,
     ModelInfo,
     ModelState,
@@ -93,6 +94,12 @@ def model_state(model: str = "m", state: str = "ready", **fields: Any) -> ModelS
 def worker(worker_id: str = "w", *models: ModelState, **fields: Any) -> WorkerState:
     known: Fields = {"state": "running", "started_at": 1, "updated_at": 1, "models": [*models]}
     return WorkerState(worker_id=worker_id, **{**known, **fields})
+
+
+def gateway_state(gateway_id: str = "gateway-h-1", **fields: Any) -> GatewayState:
+    """A report of what its id begins with."""
+    known: Fields = {"kind": gateway_id.partition("-")[0], "version": "1", "host": "h", "pid": 7, "status": "ready"}
+    return GatewayState(id=gateway_id, **{**known, "started_at": 1, "reported_at": 1, **fields})
 
 
 def conversation_message(role: str = "user", **fields: Any) -> ConversationMessage:

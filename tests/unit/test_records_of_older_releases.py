@@ -207,7 +207,7 @@ def gateway_shows_a_request(codec: Codec, folder: Path) -> Any:
 def gateway_shows_the_fleet(codec: Codec, _: Path) -> Any:
     fleet = Fleet(TODAY)
     fleet.on_model(message(codec, model_info("m")))
-    fleet.on_worker(message(codec, worker("w", ModelState(model="m", state="ready"))))
+    fleet.on_worker(message(codec, worker("w", ModelState(model="m", state="ready"))), 1)
     models, workers = list(fleet.models.values()), list(fleet.workers.values())
     judged = judge(workers, models, 1, 1_000)
     assert judged.degraded is None

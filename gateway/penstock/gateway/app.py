@@ -213,7 +213,6 @@ async def run_gateway(settings: GatewaySettings) -> int:
     raise_open_files(conf.max_http + conf.max_sockets)
     server = Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))
     loop = asyncio.get_running_loop()
-    failures: list[str] = []
 
     def stop() -> None:
         if server.should_exit:  # a second signal
@@ -228,15 +227,15 @@ async def run_gateway(settings: GatewaySettings) -> int:
 
     def fail(reason: str) -> None:
         logger.critical("gateway.failed reason=%s", reason)
-        failures.append(reason)
+        context.failed = True
         stop()
         context.prepare_stop()  # nothing comes any more that a call could wait for
 
     def fault() -> None:
         """What it serves can mostly end in order, within the drain."""
-        if not failures:
+        if not context.failed:
             logger.critical("gateway.failed reason=%s", FAULT)
-            failures.append(FAULT)
+            context.failed = True
             if not server.should_exit:
                 stop()
 
@@ -244,4 +243,4 @@ async def run_gateway(settings: GatewaySettings) -> int:
     on_faults(loop, fault)
     with StopBound("gateway", conf.drain_s + STOP_S, stop) as bound:
         await server.serve()
-    return EXIT_OK if server.started and not failures else EXIT_FAILED
+    return EXIT_OK if server.started and not context.failed else EXIT_FAILED

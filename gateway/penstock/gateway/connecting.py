@@ -22,8 +22,10 @@ from penstock.gateway.conversations.opening import open_layout
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterIndex
+from penstock.gateway.own_state import own_state
 from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
 from penstock.gateway.producing import ServiceTransport
+from penstock.gateway.reporting import Reporter, id_of
 from penstock.gateway.service.problem_watch import ProblemWatch
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
@@ -192,6 +194,17 @@ class Connecting:
                 self._context.allowances.limits_of,
                 conf.view_path.parent,
             )
+            reporter = Reporter(
+                "gateway",
+                (conf.host, conf.port),
+                transport,
+                names,
+                codecs.blocking,
+                partial(own_state, self._context, follower),
+            )
+            view.gateways.own_id = id_of("gateway", conf.port)
+            reporter.start()
+            stack.push_async_callback(self._stop_reports, reporter)
             errands = BackgroundTasks()
             stack.push_async_callback(errands.cancel)
             running = errands.start(batches.run(), "batches")
@@ -210,6 +223,9 @@ class Connecting:
                 errands.start(errand, name)
             self._stack = stack.pop_all()
         self._context.connected = service
+
+    async def _stop_reports(self, reporter: Reporter) -> None:
+        await reporter.stop(in_order=not self._context.failed)
 
     async def close(self) -> None:
         """Read nothing new, write what was read, send what was accepted."""

@@ -46,6 +46,10 @@ class GatewayContext:
     """There is news of a batch: whoever runs batches here looks at once."""
     stop_batches: Callable[[], object] = lambda: None
     """No batch runs here any more: another gateway takes them at once."""
+    draining: bool = False
+    """The gateway has been told to stop."""
+    failed: bool = False
+    """The gateway stops because of a fault, or of what only a person can mend."""
     shared: SharedAnswers = field(default_factory=SharedAnswers)
     metrics: GatewayMetrics = field(init=False)
     connections: Connections = field(init=False)
@@ -83,6 +87,7 @@ class GatewayContext:
 
     def prepare_drain(self) -> None:
         """Let go who can follow on at another gateway. OpenAI's calls cannot: they have time to end."""
+        self.draining = True
         self.stop_batches()
         if self.connected is not None:
             self.connected.subscriptions.drain()

@@ -6,12 +6,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.common.background import FAULT, on_faults
 from penstock.common.configuration import RegistrySection
+from penstock.common.settings import KafkaSettings
 from penstock.common.stop_bound import StopBound
 from penstock.common.threads import in_daemon_thread
+from penstock.common.transport import Transport
+from penstock.gateway.reporting import Reporter
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.registry import Codecs, registry_codecs
 from penstock.schemas.texts import without_user
@@ -20,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 STOP_S = 35.0
+DELIVERY_S, FLUSH_S = 10.0, 2.0
+"""Of reports."""
 
 
 class SideProcess(Protocol):
@@ -65,8 +70,36 @@ class Over:
         self.finish(EXIT_FAILED)
 
 
+class Reports:
+    """What a process reports of itself on the worker topic, by a producer of its own: it goes on during the stop."""
+
+    def __init__(self, name: str, health: HealthAddress, kafka: KafkaSettings, codecs: Codecs) -> None:
+        self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
+        address = health.health_host, health.health_port
+        self._reporter = Reporter(name, address, self._transport, kafka.names, codecs.blocking, self._look)
+        self._waits_for: Callable[[], str | None] = lambda: None
+        self.draining = False
+
+    def start(self, waits_for: Callable[[], str | None]) -> None:
+        self._waits_for = waits_for
+        self._reporter.start()
+
+    async def stop(self, *, in_order: bool) -> None:
+        await self._reporter.stop(in_order=in_order)
+        await asyncio.to_thread(self._transport.close, FLUSH_S)
+
+    def _look(self) -> dict[str, Any]:
+        reason = self._waits_for()
+        status = "draining" if self.draining else "ready" if reason is None else "unavailable"
+        return {"status": status, "reason": reason}
+
+
 async def run(
-    name: str, health: HealthAddress, registry: RegistrySection, make: Callable[[Over, Codecs], Awaitable[SideProcess]]
+    name: str,
+    health: HealthAddress,
+    registry: RegistrySection,
+    kafka: KafkaSettings,
+    make: Callable[[Over, Codecs], Awaitable[SideProcess]],
 ) -> int:
     """Run until SIGTERM, SIGINT or `Over.fail`; the exit code. An error of the configuration is logged in one line.
 
@@ -76,11 +109,11 @@ async def run(
     process: SideProcess | None = None
     step = f"the schema registry at {without_user(registry.url or '')}"
 
-    async def made() -> SideProcess:
+    async def made() -> tuple[SideProcess, Reports]:
         nonlocal step
         codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
         step = "its files to be opened"
-        return await make(over, codecs)
+        return await make(over, codecs), Reports(name, health, kafka, codecs)
 
     def asked_to_stop() -> None:
         if not over.code.done():
@@ -96,12 +129,13 @@ async def run(
             making.cancel()
             return await over.code
         try:
-            process = making.result()
+            process, reports = making.result()
         except PenstockError as error:
             logger.error("%s.cannot_start %s", name, error)
             return EXIT_FAILED
         try:
             process.start()
+            reports.start(lambda: process.waits_for)
             return await over.code
         except OSError as error:
             where = f"{health.health_host}:{health.health_port}"
@@ -111,4 +145,6 @@ async def run(
             return EXIT_FAILED
         finally:
             bound.begin()
+            reports.draining = True
             await process.stop()
+            await reports.stop(in_order=over.code.done() and over.code.result() == EXIT_OK)

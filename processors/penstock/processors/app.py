@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from penstock.common.background import on_faults
 from penstock.common.clock import now_ms
 from penstock.common.file_differences import file_differences
 from penstock.common.group_names import group_name
+from penstock.common.release import release
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import StopBound, run_process
 from penstock.common.tasks import awake_timeout, end_all, set_within
@@ -309,6 +312,8 @@ class WorkerApp:
                 logger.info("worker.files_agree: all live workers of this pool serve the same models")
 
     def _report(self, parts: Parts) -> None:
+        committed = parts.flow.gate.offsets()
+        behind = {tp: (one.highwater or 0) - committed[tp] for tp, one in self._seen.items() if tp in committed}
         state = WorkerState(
             worker_id=self.settings.worker_id,
             # Gateways count a worker as alive from its first assignment on.
@@ -316,7 +321,7 @@ class WorkerApp:
             started_at=self._started_ms,
             updated_at=now_ms(),
             pool=self.settings.worker.pool,
-            assigned=sorted(f"{topic}/{partition}" for topic, partition in parts.membership.partitions),
+            assigned=sorted(_place(tp) for tp in parts.membership.partitions),
             queued={str(klass): depth for klass, depth in parts.flow.scheduler.census.depths().items()},
             running=parts.flow.running,
             models=parts.serving.model_states(),
@@ -329,6 +334,11 @@ class WorkerApp:
             evictions_total=parts.flow.lifecycle.evictions,
             observed_revision=self._observed[1],
             observed_topic_id=self._observed[0],
+            version=release(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            committed={_place(tp): offset for tp, offset in committed.items()},
+            lag={_place(tp): records for tp, records in behind.items() if records > 0},
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
@@ -487,6 +497,10 @@ class WorkerApp:
                     await parts.committer.commit_now()
             except TimeoutError:
                 logger.warning("worker.commit_failed: the work is done again elsewhere, seen once")
+
+
+def _place(tp: TP) -> str:
+    return f"{tp[0]}/{tp[1]}"
 
 
 async def _until(condition: Callable[[], bool], give_up: float) -> None:

@@ -20,13 +20,15 @@ from penstock.common.configuration import (
 from penstock.common.model_entry import ModelEntry, RetriesSection, check_names
 from penstock.common.settings import KafkaSettings
 from penstock.processors.hardware.entries import DeviceSection, check_entries
+from penstock.schemas.topics import GATEWAY_KEY
 
 
 class WorkerSection(Section):
     successors = {"inflight_cap": "set intake_bytes", "retry_delay_s": "set retries.first_s"}  # noqa: RUF012
 
     worker_id: str | None = None
-    """The worker's name on `inference.worker` and in results; null: host name and process id."""
+    """The worker's name on `inference.worker` and in results; null: host name and process id. Names that begin with
+    `gateway/` are kept for the reports of gateways."""
     group_id: str | None = None
     """The consumer group that shares the work, one for all pools; never delete or change it while requests live. Null:
     `penstock-worker` behind `kafka.topic_prefix`. An installation that began with an earlier release keeps the group
@@ -74,6 +76,13 @@ class WorkerSection(Section):
     retries: RetriesSection = Field(default_factory=RetriesSection)
     """When a failed attempt runs again: `{backoff, first_s, longest_s}`. `backoff` is `doubling` (from first_s up to
     longest_s) or `fixed` (always first_s); up to half of each wait is left out at random. A model may have its own."""
+
+    @field_validator("worker_id")
+    @classmethod
+    def _is_no_gateways_key(cls, worker_id: str | None) -> str | None:
+        if worker_id is not None and worker_id.startswith(GATEWAY_KEY):
+            raise ValueError(f"a worker's name must not begin with {GATEWAY_KEY}")
+        return worker_id
 
     drain_s: float = Field(default=20.0, ge=0)
     """Seconds that running work has to end when the worker is told to stop; the rest is handed back."""

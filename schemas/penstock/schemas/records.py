@@ -669,6 +669,11 @@ class WorkerState(Record):
     evictions_total: int = 0
     observed_revision: int | None = None
     observed_topic_id: str | None = None
+    version: str | None = None
+    host: str | None = None
+    pid: int | None = None
+    committed: dict[str, int] = field(default_factory=dict[str, int])
+    lag: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @record
@@ -740,6 +745,27 @@ class KeyClaim(Record):
     created_at: int
 
 
+@record
+class GatewayState(Record):
+    """What a gateway, or a process beside it, reports of itself. `kind`: gateway, bridge, webhooks or summarizer."""
+
+    id: str
+    kind: str
+    version: str
+    host: str
+    pid: int
+    url: str | None = None
+    started_at: int
+    reported_at: int
+    status: str
+    reason: str | None = None
+    lag: dict[str, int] = field(default_factory=dict[str, int])
+    streams: int | None = None
+    sockets: int | None = None
+    http_requests: int | None = None
+    view_bytes: int | None = None
+
+
 RECORDS: tuple[type[Record], ...] = (
     InferenceRequest,
     ResultEvent,
@@ -754,5 +780,6 @@ RECORDS: tuple[type[Record], ...] = (
     WebhookDelivery,
     ConversationFacts,
     KeyClaim,
+    GatewayState,
 )
 """In the order of their schema ids; append only."""

@@ -180,6 +180,15 @@ def kind_of_topic(topic: str) -> str | None:
     return None if match is None else match[1] or "text"
 
 
+GATEWAY_KEY = "gateway/"
+"""Begins the keys of GatewayState on the worker topic. All other keys there are ids of workers."""
+
+
+def is_of_gateway(key: bytes | None) -> bool:
+    """Whether a record of the worker topic with this key is a GatewayState, or the tombstone of one."""
+    return key is not None and key.startswith(GATEWAY_KEY.encode())
+
+
 _REQUEST_TOPIC = re.compile(r"inference\.(?:(image|embedding)\.request|request\.(?:high|medium|low))(?:\.[^.]+)?$")
 
 

@@ -16,7 +16,7 @@ import pytest
 from penstock.common.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import key_of
-from penstock.schemas.records import DesiredState, WorkerState
+from penstock.schemas.records import DesiredState
 from sampling import held_bytes, sampled
 from support import engine_processes
 from system import Process, System, eventually
@@ -44,12 +44,8 @@ def model(name: str, folder: Path, engine: str = "text", **fields: Any) -> dict[
     }
 
 
-def states(system: System) -> list[WorkerState]:
-    return [default_codec().decode(m.value() or b"", WorkerState) for m in system.read(system.names.worker)]
-
-
 def state_of(system: System, name: str) -> str | None:
-    newest = states(system)[-1:]
+    newest = system.worker_states()[-1:]
     return next((one.state for state in newest for one in state.models if one.model == name), None)
 
 
@@ -73,13 +69,13 @@ def unload(system: System) -> None:
 
 
 def booked_bytes(system: System) -> int:
-    (device,) = states(system)[-1].devices
+    (device,) = system.worker_states()[-1].devices
     return sum(holder.bytes for holder in device.holders)
 
 
 def books_are_right(system: System, worker: Process) -> bool:
     """The holders of the ledger are the engines that live, and what is reserved is what they hold."""
-    (device,) = [one for one in states(system)[-1].devices if one.device == "cpu"]
+    (device,) = [one for one in system.worker_states()[-1].devices if one.device == "cpu"]
     reserved = sum(holder.bytes for holder in device.holders)
     return len(device.holders) == len(engines(worker)) and device.reserved_bytes == reserved
 

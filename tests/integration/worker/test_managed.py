@@ -8,8 +8,6 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.schemas.codec import default_codec
-from penstock.schemas.records import WorkerState
 from support import alive, children_of
 from system import System, eventually
 from worker_requests import outcome, send
@@ -108,6 +106,5 @@ def test_a_server_on_two_devices_has_a_grant_on_each_and_gives_both_back(
 
 def holders(system: System) -> dict[str, list[tuple[str, int]]]:
     """Who holds which simulated device, as the worker said last."""
-    said = [default_codec().decode(m.value() or b"", WorkerState) for m in system.read(system.names.worker)]
-    devices = [] if not said else [one for one in said[-1].devices if one.kind == "simulated"]
+    devices = [one for state in system.worker_states()[-1:] for one in state.devices if one.kind == "simulated"]
     return {one.device: [(holder.model, holder.bytes) for holder in one.holders] for one in devices}

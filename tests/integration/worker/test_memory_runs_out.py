@@ -25,8 +25,7 @@ from penstock.cli.assets import prepare_model
 from penstock.common.artifacts import ArtifactStore
 from penstock.processors.core.fleet.estimates import AFTER_OOM
 from penstock.producers.client import Client
-from penstock.schemas.codec import default_codec
-from penstock.schemas.records import ResultEvent, WorkerState
+from penstock.schemas.records import ResultEvent
 from support import engine_processes, wait_until
 from system import Process, System
 from tiny_blip import make_blip
@@ -244,8 +243,7 @@ def _halve_and_grow_back(engines: Engines, pictures: list[str]) -> None:
 
 def reserved_bytes(system: System) -> int:
     """Of main memory, by the newest state of a worker."""
-    state = default_codec().decode(system.read(system.names.worker)[-1].value() or b"", WorkerState)
-    return sum(device.reserved_bytes for device in state.devices if device.device == "cpu")
+    return sum(device.reserved_bytes for device in system.worker_states()[-1].devices if device.device == "cpu")
 
 
 def test_after_out_of_memory_the_next_life_books_more_and_is_loaded_where_there_is_less(

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.schemas.codec import default_codec
 from penstock.schemas.records import WorkerState
 from sampling import held_by_engines, sampled
 from support import engine_processes
@@ -53,7 +52,7 @@ def request(number: int) -> dict[str, Any]:
 
 
 def state(system: System) -> WorkerState:
-    return default_codec().decode(system.read(system.names.worker)[-1].value() or b"", WorkerState)
+    return system.worker_states()[-1]
 
 
 def engines(worker: Process) -> list[psutil.Process]:

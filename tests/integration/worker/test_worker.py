@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from penstock.schemas.codec import default_codec
-from penstock.schemas.records import WorkerState
 from penstock.schemas.topics import HEADER_ATTEMPT, conversation_key, partition_for
 from system import System, eventually
 from worker_requests import command, engine, outcome, records, send, statuses, turn
@@ -35,11 +33,7 @@ def wait_committed(system: System) -> None:
 
 def states(system: System) -> list[str]:
     """What its workers said of themselves."""
-    return [
-        default_codec().decode(m.value() or b"", WorkerState).state
-        for m in system.read(system.names.worker)
-        if m.value()
-    ]
+    return [one.state for one in system.worker_states()]
 
 
 def ended_with(system: System, request_id: str) -> str:

@@ -25,10 +25,13 @@ def fed(*records: ModelInfo | WorkerState | str) -> Fleet:
         message: Any = SimpleNamespace(value=None, key=None)
         if isinstance(record, str):
             message.key = record.encode()
-            fleet.on_worker(message)
+            fleet.on_worker(message, NOW)
             continue
         message.value = CODEC.encode(record)
-        (fleet.on_model if isinstance(record, ModelInfo) else fleet.on_worker)(message)
+        if isinstance(record, ModelInfo):
+            fleet.on_model(message)
+        else:
+            fleet.on_worker(message, record.updated_at)
     return fleet
 
 
@@ -78,7 +81,8 @@ def test_a_silent_worker_is_missed_while_nobody_has_its_partitions(monkeypatch: 
     fleet = fed(*silent, said("gone", ago_ms=600_000, assigned=["t/0"], state="stopped"), said("w2", assigned=["t/1"]))
     fleet.forget_stale_workers(60)
     assert fleet.workers.keys() == {"w1", "w2"}
-    fleet.on_worker(SimpleNamespace(key=None, value=CODEC.encode(said("w2", assigned=["t/0"]))))  # type: ignore[arg-type]
+    report: Any = SimpleNamespace(key=None, value=CODEC.encode(said("w2", assigned=["t/0"])))
+    fleet.on_worker(report, NOW)
     fleet.forget_stale_workers(60)
     assert fleet.workers.keys() == {"w2"}
 
@@ -127,5 +131,6 @@ def test_nothing_is_known_after_a_day() -> None:
 def test_news_count_at_once() -> None:
     fleet = fed(info(), said("w1", chat()))
     assert fleet.known(NOW, LATE).models[0].aliases == []
-    fleet.on_worker(SimpleNamespace(key=None, value=CODEC.encode(said("w2", chat(aliases=["new"])))))  # type: ignore[arg-type]
+    report: Any = SimpleNamespace(key=None, value=CODEC.encode(said("w2", chat(aliases=["new"]))))
+    fleet.on_worker(report, NOW)
     assert fleet.known(NOW, LATE).models[0].aliases == ["new"]

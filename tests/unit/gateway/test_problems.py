@@ -12,7 +12,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from typer.testing import CliRunner
 
-from kit.records import model_info, model_state, worker
+from kit.records import gateway_state, model_info, model_state, worker
 from penstock.cli.main import app
 from penstock.common.desired import Desired
 from penstock.gateway.dead_letters.letters import LetterCount
@@ -27,7 +27,7 @@ from penstock.gateway.service.problems import Load, Seen, problems, summary
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.liveness import judge
 from penstock.schemas.errors import BrokerUnavailable
-from penstock.schemas.records import DesiredState, DeviceState, ModelInfo, WorkerState
+from penstock.schemas.records import DesiredState, DeviceState, GatewayState, ModelInfo, WorkerState
 
 NOW = 10_000_000
 LATE = 20_000
@@ -68,6 +68,10 @@ def tells(code: str, facts: Seen, **expected: Any) -> tuple[str, Seen, dict[str,
     return code, facts, expected
 
 
+def heard(gateway_id: str, ago_ms: int = 0, **fields: Any) -> GatewayState:
+    return gateway_state(gateway_id, reported_at=NOW - ago_ms, **fields)
+
+
 SHORT = {"waiting": {"memory": 2}}
 NO = Problem("no")
 LOST = live(updated_at=NOW - LATE - 1)
@@ -83,6 +87,26 @@ TELLS = [
         affects="nobody has taken over 1 of its partitions",
     ),
     tells("worker_unwell", seen(live(reason="the broker is away")), cause="the broker is away"),
+    tells(
+        "gateway_silent",
+        seen(gateways=[heard("gateway-h-2", 7_001)], own_id="gateway-h-1"),
+        cause="it has not reported for more than 7 s: pid 7 on h",
+        affects="its clients must call another gateway",
+    ),
+    tells("bridge_silent", seen(gateways=[heard("bridge-h-2", 7_001)]), affects="no bridge reads the queues"),
+    tells(
+        "webhooks_silent",
+        seen(gateways=[heard("webhooks-h-1", 9_000), heard("webhooks-h-2")]),
+        affects="another process of its kind does its work",
+        subject="webhooks-h-1",
+    ),
+    tells("summarizer_silent", seen(gateways=[heard("summarizer-h-2", 9_000)]), subject="summarizer-h-2"),
+    tells(
+        "bridge_unwell",
+        seen(gateways=[heard("bridge-h-2", status="unavailable", reason="missing topics: orders")]),
+        cause="missing topics: orders",
+        affects="no bridge reads the queues",
+    ),
     tells("gateway_behind", seen(behind="reading has stopped"), cause="reading has stopped"),
     tells(
         "model_failed",
@@ -220,6 +244,17 @@ WELL: dict[str, Seen] = {
     "a backlog in the class low": tenant(outstanding=90_000, urgent=9_000, came_per_s=0, ended_per_s=4),
     "long requests of which none has ended yet": tenant(outstanding=500, urgent=500, came_per_s=50, ended_per_s=0),
     "workers that had no time to report since Kafka is back": seen(LOST, live("w2"), brokers=Brokers("k:1", 0, LATE)),
+    "gateways that have just been heard, are degraded, drain or start": seen(
+        gateways=[
+            heard("gateway-h-1", 7_000),
+            *(heard(f"gateway-h-{status}", status=status) for status in ("degraded", "draining", "starting")),
+        ]
+    ),
+    "this gateway, whose own reports are not taken": seen(gateways=[heard("gateway-h-1", 9_000)], own_id="gateway-h-1"),
+    "a process of a later release": seen(gateways=[heard("else-h-1", 9_000)]),
+    "gateways that had no time to report since Kafka is back": seen(
+        gateways=[heard("gateway-h-2", 9_000)], brokers=Brokers("k:1", 0, LATE)
+    ),
     "a small disk with room": seen(disk=Disk(Path("/"), 4 << 20, 64 << 20)),
     "dependencies that can be used": seen(tried=[Tried("artifacts", 1), Tried("orders")]),
 }

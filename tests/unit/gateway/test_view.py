@@ -495,7 +495,9 @@ def test_models_and_workers_come_and_go(gateway: Gateway, monkeypatch: pytest.Mo
         gateway.read(models, None, key=key)
         del states[gone]
         assert set(known.models) == set(states)
-    gateway.read(workers, *(worker(name, updated_at=at) for name, at in (("w", 40_000), ("x", 1), ("y", 90_000))))
+    for name, heard_ms in (("w", 40_000), ("x", 1), ("y", 90_000)):
+        monkeypatch.setattr("penstock.gateway.view.view.now_ms", lambda heard_ms=heard_ms: heard_ms)
+        gateway.read(workers, worker(name))
     for key in (b"x", b"unknown"):
         gateway.read(workers, None, key=key)
     monkeypatch.setattr(fleet.time, "time", lambda: 100.0)

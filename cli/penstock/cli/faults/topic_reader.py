@@ -10,6 +10,7 @@ from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ArtifactRef, ResultEvent, StatusEvent, WorkerState
+from penstock.schemas.topics import is_of_gateway
 
 ASK_S = 20.0
 
@@ -51,6 +52,8 @@ class TopicReader:
             if event.output_artifact is not None:
                 self.artifacts[event.request_id] = event.tenant, event.output_artifact
         elif message.topic == self._names.worker:
+            if is_of_gateway(message.key):
+                return
             self.worker = self._codec.decode(value, WorkerState) if value else None
         else:
             status = self._codec.decode(value, StatusEvent)

@@ -45,7 +45,7 @@ async def run_bridge(settings: BridgeSettings) -> int:
         store = await in_daemon_thread(open_store, settings.artifacts, settings.artifacts_location)
         return Bridge(settings, store, over, codecs)
 
-    return await run("bridge", settings.bridge, settings.schema_registry, make)
+    return await run("bridge", settings.bridge, settings.schema_registry, settings.kafka_settings(), make)
 
 
 class Bridge:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.common import admin
+from penstock.common.arrivals import Arrivals
 from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.model_pools import pool_of
@@ -29,7 +30,7 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import content_hash
-from penstock.schemas.topics import HORIZON_MS, TP, TopicNames, request_key
+from penstock.schemas.topics import HORIZON_MS, TP, TopicNames, is_of_gateway, request_key
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class Known:
         self._topics: dict[str, str | None] = {}
         """The request topics that are read, with their pools."""
         self._fleet = Fleet(codec)
+        self._reports = Arrivals()
         self._conversations: dict[bytes, str] = {}
         """The pools of conversations that are not in the common one, by their keys."""
         self._listed: tuple[float, dict[str, set[str]]] = (float("-inf"), {})
@@ -215,6 +217,8 @@ class Known:
         requests = _partitions(counts)
         begin = admin.offsets_at(self._kafka, requests, now_ms() - KNOWN_MS)
         begin |= admin.begin_offsets(self._kafka, self._fleet_partitions)
+        reports = (self._kafka.names.worker, 0)
+        self._reports.begin(admin.end_offsets(self._kafka, [reports])[reports])
         reader = PartitionReader(self._kafka, begin, self._on_batch, name="penstock-known")
         reader.start()
         return reader
@@ -244,7 +248,8 @@ class Known:
                 if record.topic == self._kafka.names.model:
                     self._fleet.on_model(record)
                 elif record.topic == self._kafka.names.worker:
-                    self._fleet.on_worker(record)
+                    if not is_of_gateway(record.key):
+                        self._fleet.on_worker(record, self._reports.heard_ms(record, now_ms()))
                 else:
                     self._on_request(record)
             except DecodeError as error:

@@ -70,6 +70,13 @@ async def admin_devices(request: Request) -> Response:
     return await _shared(request, lambda: page(facts.devices()))
 
 
+@router.get("/admin/gateways", summary="Gateways, bridges, senders of webhooks and summarizers")
+async def admin_gateways(request: Request) -> Response:
+    """What each last reported of itself. One that stopped in order is not listed."""
+    facts = service_of(request).facts
+    return await _shared(request, lambda: page(facts.gateways()))
+
+
 async def _shared(request: Request, made: Callable[[], dict[str, Any]]) -> Response:
     async def make() -> bytes:
         return json_bytes(made())

@@ -120,6 +120,27 @@ class Device(Answer):
     holders: list[DeviceHolder] | None
 
 
+class GatewayReport(Answer):
+    """What a gateway, or a process beside it, last reported of itself; null is what its kind does not report."""
+
+    id: Annotated[str, Field(description="Stable across restarts.")]
+    kind: Annotated[str, Field(description="gateway, bridge, webhooks or summarizer; show one that you do not know.")]
+    alive: Annotated[bool, Field(description="Whether it has reported within 7 s.")]
+    version: str
+    host: str
+    pid: int
+    url: Annotated[str | None, Field(description="Its API, or its health; null if it listens on all addresses.")]
+    started_at: Time
+    reported_at: Annotated[Time, Field(description="When this gateway received its newest report.")]
+    status: Annotated[str, Field(description="ready, degraded, starting, unavailable or draining.")]
+    reason: Annotated[str | None, Field(description="Why it is not ready.")]
+    lag: Annotated[dict[str, int], Field(description="By topic, records that it has not read.")]
+    streams: int | None
+    sockets: int | None
+    http_requests: int | None
+    view_bytes: int | None
+
+
 class Ticket(Answer):
     """What the ticket is for and reaches; null narrows nothing."""
 

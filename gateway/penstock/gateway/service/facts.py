@@ -21,6 +21,7 @@ from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.fleet import SERVING, STOPPED, KnownModels
 from penstock.gateway.view.follower import Follower, Readiness
+from penstock.gateway.view.gateways import is_alive
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
 from penstock.gateway.view.public import waiting_json
@@ -173,6 +174,8 @@ class Facts:
             behind=None if readiness.ready else readiness.reason,
             workers=[one for one in self._view.fleet.workers.values() if one.state != STOPPED],
             late_ms=self.worker_late_ms,
+            gateways=self._view.gateways.known(at_ms),
+            own_id=self._view.gateways.own_id,
             waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
             depths=self._view.census.depths_by_pool(at_ms),
             ended_per_s=self._view.endings.per_s(at_ms),
@@ -260,6 +263,12 @@ class Facts:
             if worker.state != STOPPED
             for device in worker.devices
         ]
+
+    def gateways(self) -> list[dict[str, Any]]:
+        """Gateways and the processes beside them, as each last reported."""
+        at_ms = now_ms()
+        known = self._view.gateways.known(at_ms)
+        return [{**_with_times(one.to_dict()), "alive": is_alive(one, at_ms)} for one in known]
 
     def stats(self) -> dict[str, Any]:
         """What operators look at first, of all tenants. Rates are means over the last minute."""

@@ -15,10 +15,11 @@ from penstock.gateway.service.open_transactions import Brokers, Held
 from penstock.gateway.service.problem import Action, Found
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.fleet import SERVING
+from penstock.gateway.view.gateways import LATE_MS, is_alive
 from penstock.gateway.view.liveness import Liveness, ModelId
 from penstock.schemas.desired import CLASS
 from penstock.schemas.errors import InsufficientCapacity
-from penstock.schemas.records import WorkerState
+from penstock.schemas.records import GatewayState, WorkerState
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TP
 
@@ -89,6 +90,10 @@ class Seen:
     """The same, if it cannot write its view."""
     workers: Sequence[WorkerState] = ()
     late_ms: int = 20_000
+    gateways: Sequence[GatewayState] = ()
+    """With the processes beside them."""
+    own_id: str | None = None
+    """This gateway's own among them."""
     waiting: Sequence[Waiting] = ()
     depths: Mapping[tuple[str, str | None], int] = field(default_factory=dict[tuple[str, str | None], int])
     """Requests that wait, by class and pool."""
@@ -187,6 +192,7 @@ def problems(seen: Seen) -> list[Found]:
         *_disk(seen),
         *_behind(seen),
         *_workers(seen),
+        *_gateways(seen),
         *(() if seen.awaits_workers else _models(seen, waiting)),
         *_transactions(seen),
         *_dependencies(seen.tried),
@@ -310,6 +316,46 @@ def _workers(seen: Seen) -> Iterator[Found]:
             action=Action(label="look at the workers", command="penstock workers list"),
             since_ms=one.updated_at,
         )
+
+
+_PROCESSES = {
+    "gateway": ("gateway_silent", "gateway_unwell", "its clients must call another gateway"),
+    "bridge": ("bridge_silent", "bridge_unwell", "no bridge reads the queues"),
+    "webhooks": ("webhooks_silent", "webhooks_unwell", "no webhook is sent"),
+    "summarizer": ("summarizer_silent", "summarizer_unwell", "no conversation is summarized by itself"),
+}
+"""By kind: the problem's code if one is silent, if one is not well, and what it affects while none is well."""
+
+
+def _gateways(seen: Seen) -> Iterator[Found]:
+    """Gateways and the processes beside them. Of itself this gateway knows more than its reports say."""
+    if seen.awaits_workers:
+        return
+    well = {one.kind for one in seen.gateways if is_alive(one, seen.now_ms) and one.status in ("ready", "degraded")}
+    for one in seen.gateways:
+        if one.id == seen.own_id or one.kind not in _PROCESSES:
+            continue
+        silent, unwell, affects = _PROCESSES[one.kind]
+        if one.kind in well and one.kind != "gateway":
+            affects = "another process of its kind does its work"
+        if not is_alive(one, seen.now_ms):
+            yield Found(
+                problem=silent,
+                subject=one.id,
+                affects=affects,
+                cause=f"it has not reported for more than {LATE_MS // 1000} s: pid {one.pid} on {one.host}",
+                action=Action(label="start it again", command=f"penstock {one.kind}"),
+                since_ms=one.reported_at,
+            )
+        elif one.status == "unavailable":
+            yield Found(
+                problem=unwell,
+                subject=one.id,
+                affects=affects,
+                cause=one.reason or "it gives no reason",
+                action=Action(label="look at its log", command=f"penstock logs {one.kind}"),
+                settles_ms=SETTLES_MS,
+            )
 
 
 def _unwell(worker: WorkerState, liveness: Liveness) -> str | None:

@@ -32,7 +32,7 @@ async def run_summarizer(settings: SummarizerSettings) -> int:
     async def make(over: Over, codecs: Codecs) -> Summarizer:
         return Summarizer(settings, codecs)
 
-    return await run("summarizer", settings.summarizer, settings.schema_registry, make)
+    return await run("summarizer", settings.summarizer, settings.schema_registry, settings.kafka_settings(), make)
 
 
 class Summarizer:

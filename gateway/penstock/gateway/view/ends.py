@@ -33,6 +33,8 @@ class Ends:
         self._waiters: list[tuple[Mapping[TP, int], asyncio.Future[None]]] = []
         self._stuck: dict[TP, tuple[int, float]] = {}
         """Partitions with lag: where the view stood there, and since when."""
+        self.lag: dict[str, int] = {}
+        """By topic, the records that the view had not read at the last look; topics that it had read are left out."""
         self._short: tuple[TP, float, float] | None = None
         """A partition of which the broker told an end that the view has read beyond: since when, and last."""
 
@@ -122,6 +124,9 @@ class Ends:
                 position, since = self._stuck.get(tp, (-1, now))
                 stuck[tp] = (before[tp], since if position == before[tp] else now)
         self._stuck = stuck
+        self.lag = {}
+        for tp in stuck:
+            self.lag[tp[0]] = self.lag.get(tp[0], 0) + ends[tp] - before[tp]
 
     @property
     def stands_still(self) -> bool:

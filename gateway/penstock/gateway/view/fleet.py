@@ -39,6 +39,7 @@ class Fleet:
         self._codec = codec
         self.models: dict[ModelKey, ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
+        """`updated_at` is when this process heard the report: the clocks of workers differ from its own."""
         self._had: dict[ModelKey, tuple[int, str]] = {}
         """When a worker last reported the model, and which."""
         self._gone: frozenset[str] = frozenset()
@@ -53,8 +54,8 @@ class Fleet:
         model = self._codec.decode(message.value, ModelInfo)
         self.models = {**self.models, (model.model, model.pool or ""): model}
 
-    def on_worker(self, message: RawMessage) -> WorkerState | None:
-        """The report; None if the worker's record was taken away."""
+    def on_worker(self, message: RawMessage, heard_ms: int) -> WorkerState | None:
+        """The report as the worker wrote it; None if its record was taken away. `heard_ms`: see `Arrivals`."""
         self._kept = (float("-inf"), KnownModels())
         if message.value is None:
             worker_id = (message.key or b"").decode(errors="replace")
@@ -62,9 +63,9 @@ class Fleet:
             self._gone |= {worker_id}
             return None
         state = self._codec.decode(message.value, WorkerState)
-        self.workers = {**self.workers, state.worker_id: state}
+        self.workers = {**self.workers, state.worker_id: replace(state, updated_at=heard_ms)}
         self._gone = self._gone | {state.worker_id} if state.state == STOPPED else self._gone - {state.worker_id}
-        here = (state.updated_at, state.worker_id)
+        here = (heard_ms, state.worker_id)
         keys = {(one.model, state.pool or "") for one in state.models}
         self._had = {**self._had, **{key: max(self._had.get(key, here), here) for key in keys}}
         return state

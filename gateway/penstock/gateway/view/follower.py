@@ -119,7 +119,10 @@ class Follower:
         begin = await self._threads.metadata.run(
             where_to_begin, self._settings, topics, self._store.offsets(), since_ms
         )
-        ends = await self._threads.metadata.run(admin.end_offsets, self._settings, self._ends.told_of_requests(begin))
+        reports = (self._settings.names.worker, 0)
+        asked = [*self._ends.told_of_requests(begin), reports]
+        ends = await self._threads.metadata.run(admin.end_offsets, self._settings, asked)
+        self._view.reports.begin(ends.pop(reports))
         self._selection = Selection(
             self._settings.names,
             frozenset(always_read(self._settings.names)),
@@ -277,6 +280,11 @@ class Follower:
         decoded = self._view.decoded
         passed_over = max(0, self._selection.read - decoded)
         return {"decoded": decoded, "passed_over": passed_over, "read_again": self._pieces.read_again + outcomes_read}
+
+    @property
+    def lag(self) -> dict[str, int]:
+        """As `Ends.lag`."""
+        return self._ends.lag
 
     def known_topic(self, topic: str) -> bool:
         return self._watch.knows(topic)

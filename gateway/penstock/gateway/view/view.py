@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from penstock.common.arrivals import Arrivals
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.rates import Rate
@@ -19,6 +20,7 @@ from penstock.gateway.view.claims import Claims
 from penstock.gateway.view.conversation_pools import ConversationPools
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.fleet import STOPPED, Fleet
+from penstock.gateway.view.gateways import Gateways
 from penstock.gateway.view.history_series import MOST_DEVICES, Window, device_series, series
 from penstock.gateway.view.hub import Hub, items_subject
 from penstock.gateway.view.known_requests import KnownRequests
@@ -42,7 +44,7 @@ from penstock.schemas.records import (
     ResultEvent,
     StatusEvent,
 )
-from penstock.schemas.topics import TopicNames, priority_class
+from penstock.schemas.topics import TopicNames, is_of_gateway, priority_class
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,10 @@ class View:
         self._tell_request = on_request
         self._on_status = on_status
         self.codec = codec or default_codec()
+        self.reports = Arrivals()
+        """Of the worker topic."""
         self.fleet = Fleet(self.codec)
+        self.gateways = Gateways(self.codec)
         self._read_outcome = OutcomeReader(self.codec)
         self._is_piece = self.codec.head(ResultEvent, "kind")
         self._read_place = place_reader(self.codec)
@@ -380,7 +385,10 @@ class View:
                 self._on_status(event)
 
     def _worker(self, message: RawMessage) -> None:
-        if (state := self.fleet.on_worker(message)) is not None and state.state != STOPPED:
+        heard_ms = self.reports.heard_ms(message, self._now_ms)
+        if is_of_gateway(message.key):
+            self.gateways.on_record(message, heard_ms)
+        elif (state := self.fleet.on_worker(message, heard_ms)) is not None and state.state != STOPPED:
             self.known.history.on_worker(state, self._now_ms)
 
     def _claim(self, message: RawMessage) -> None:

@@ -44,7 +44,7 @@ async def run_webhooks(settings: WebhooksSettings) -> int:
     async def make(over: Over, codecs: Codecs) -> WebhookProcess:
         return WebhookProcess(settings, over, codecs)
 
-    return await run("webhooks", settings.webhooks, settings.schema_registry, make)
+    return await run("webhooks", settings.webhooks, settings.schema_registry, settings.kafka_settings(), make)
 
 
 class WebhookProcess:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from penstock.common.arrivals import Arrivals
+from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.record_follower import RecordFollower
 from penstock.schemas.codec import Codec
 from penstock.schemas.records import WorkerState
+from penstock.schemas.topics import is_of_gateway
 
 
 class PeerReports(RecordFollower[WorkerState]):
@@ -22,7 +27,21 @@ class PeerReports(RecordFollower[WorkerState]):
         loop: asyncio.AbstractEventLoop,
         on_reports: Callable[[Sequence[WorkerState]], None],
     ) -> None:
+        self._arrivals = Arrivals()
+        self._arrivals.begin(sys.maxsize)
+
         def read(message: RawMessage) -> WorkerState | None:
-            return None if message.value is None else codec.decode(message.value, WorkerState)
+            return report_in(message, codec, self._arrivals.heard_ms(message, now_ms()))
 
         super().__init__(settings, settings.names.worker, read, loop, on_reports, name="peers")
+
+    async def start(self, deadline_s: float) -> None:
+        await super().start(deadline_s)
+        self._arrivals.begin(0)
+
+
+def report_in(message: RawMessage, codec: Codec, heard_ms: int) -> WorkerState | None:
+    """A worker's report, with the time at which it was heard here for that of the other's clock; None of all else."""
+    if message.value is None or is_of_gateway(message.key):
+        return None
+    return replace(codec.decode(message.value, WorkerState), updated_at=heard_ms)

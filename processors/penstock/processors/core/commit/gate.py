@@ -251,6 +251,10 @@ class CommitGate:
         """The assigned partitions."""
         return self._partitions.keys()
 
+    def offsets(self) -> dict[TP, int]:
+        """Of each assigned partition the offset that the broker has as committed."""
+        return {tp: partition.committed for tp, partition in self._partitions.items()}
+
     def owns(self, tp: TP) -> bool:
         return tp in self._partitions
 
