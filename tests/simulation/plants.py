@@ -997,7 +997,7 @@ def grant_before_observing() -> list[Patch]:
 def grown_beyond_device() -> list[Patch]:
     """A grant grows by what was measured, whether that is free or not."""
 
-    def resize(self: Ledger, grant: Grant, device: str, need_bytes: int) -> bool:
+    def resize(self: Ledger, grant: Grant, device: str, need_bytes: int, now: float) -> bool:
         self._devices[device].set_held(grant.number, need_bytes)
         return True
 
@@ -1024,8 +1024,8 @@ def reserved_said_wrong() -> list[Patch]:
     """What is reserved is counted wrong when a grant changes."""
 
     def make(resize: Callable[..., bool]) -> Callable[..., bool]:
-        def forgets(self: Ledger, grant: Grant, device: str, need_bytes: int) -> bool:
-            done = resize(self, grant, device, need_bytes)
+        def forgets(self: Ledger, grant: Grant, device: str, need_bytes: int, now: float) -> bool:
+            done = resize(self, grant, device, need_bytes, now)
             self._devices[device].reserved_bytes -= 1
             return done
 
