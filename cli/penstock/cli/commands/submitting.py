@@ -23,16 +23,16 @@ from penstock.cli.commands.common import (
 )
 from penstock.cli.commands.following import command_at, follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.topics import MOST_PRIORITY
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
 Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the outcome.")]
 
-MaxTokens = Annotated[int | None, typer.Option(min=1, max=DEFAULT_LIMITS.max_tokens, help="Longest answer, in tokens.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, max=LIMITS.max_tokens, help="Longest answer, in tokens.")]
 
 SILENCE_S = 60.0
-MOST_ATTEMPTS = DEFAULT_LIMITS.max_attempts
+MOST_ATTEMPTS = LIMITS.max_attempts
 GONE = 410
 
 
