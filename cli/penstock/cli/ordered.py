@@ -20,10 +20,10 @@ from penstock.schemas.times import rfc3339
 LOOK_S = 3.0
 
 
-def read_orders(settings: KafkaSettings, deadline_s: float = LOOK_S) -> Mapping[str, Desired] | None:
+def read_orders(settings: KafkaSettings) -> Mapping[str, Desired] | None:
     """Desired state by its key; None where it cannot be read now, as without a broker or without its topic."""
     try:
-        return read_desired(settings, default_codec(), deadline_s)
+        return read_desired(settings, default_codec(), LOOK_S)
     except PenstockError:
         return None
 

@@ -165,16 +165,15 @@ def create_conversation_topic(
     topic: str,
     *,
     durability: str = "replicas",
-    brokers: int | None = None,
     timeout_s: float = 15.0,
 ) -> bool:
     """Create a compacted topic of one partition and wait until it is visible; False when it exists already.
 
-    The brokers are counted when `brokers` is not given. Raises Conflict where conversations share a topic by now.
+    Raises Conflict where conversations share a topic by now.
     """
     if topic_id(settings, settings.names.conversation_log, timeout_s) is not None:
         raise Conflict("conversations share a topic since this process was started: start it again")
-    count = broker_count(settings, timeout_s) if brokers is None else brokers
+    count = broker_count(settings, timeout_s)
     config = conversation_topic_config(brokers=count, durability=durability)
     spec = TopicSpec(name=topic, partitions=1, replication=3 if count >= 3 else 1, config=config)
     created = _create(settings, [spec], timeout_s)

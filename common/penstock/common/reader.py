@@ -435,14 +435,12 @@ def read_batches(
         raise from_kafka(error, f"read {tp[0]}", tp[0], operation="READ") from error
 
 
-def empty_ranges(
-    settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], deadline_s: float = 2.0
-) -> dict[TP, int]:
+def empty_ranges(settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]]) -> dict[TP, int]:
     """Of these ranges of offsets (from, to but not with) those that surely hold no record, with their ends.
 
     Markers of transactions and compacted records leave such ranges.
     """
-    give_up = time.monotonic() + deadline_s
+    give_up = time.monotonic() + 2.0
     left, empty = dict(ranges), dict[TP, int]()
     consumer = make_consumer(settings)
     try:

@@ -22,6 +22,8 @@ from penstock.producers.follow import Follow
 from penstock.schemas.errors import InternalError, Overloaded
 from penstock.schemas.topics import TP
 
+BUFFER_RECORDS = 256
+"""Records that one follow holds until they are taken."""
 BACK_RECORDS = 200
 """So far back the shared reader goes for one follow; reading so many again delays the others by some milliseconds."""
 AHEAD_RECORDS = 10_000
@@ -31,9 +33,8 @@ AHEAD_RECORDS = 10_000
 class Follower:
     """Follows keys on partitions with one PartitionReader, whose thread alone touches the registry below."""
 
-    def __init__(self, settings: KafkaSettings, *, max_follows: int = 1000, buffer_records: int = 256) -> None:
+    def __init__(self, settings: KafkaSettings, *, max_follows: int) -> None:
         self._max_follows = max_follows
-        self._buffer_records = buffer_records
         # Partitions come and go with the follows: short waits, so that a new one is not held up by an open fetch.
         self._reader = PartitionReader(
             settings, {}, self._on_batch, fetch_wait_ms=10, poll_s=0.01, name="penstock-follower"
@@ -55,7 +56,7 @@ class Follower:
     def open(self, key: bytes, begin: Mapping[TP, int], on_ready: Callable[[], None]) -> Follow:
         """Begin to follow `key` on these partitions from these offsets. Raises Overloaded beyond `max_follows`."""
         self.check()
-        follow = Follow(key, begin, self._buffer_records, on_ready)
+        follow = Follow(key, begin, BUFFER_RECORDS, on_ready)
         with self._lock:
             if len(self._open) >= self._max_follows:
                 raise Overloaded(f"this client follows {self._max_follows} requests already", retry_after_s=1.0)

@@ -18,8 +18,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypeAlias, Ty
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
 from typing_extensions import TypedDict
 
-from penstock.schemas.limits import DEFAULT_LIMITS as LIMITS
-from penstock.schemas.limits import MAX_ID_CHARS, MAX_URL_CHARS
+from penstock.schemas.limits import LIMITS, MAX_ID_CHARS, MAX_URL_CHARS
 from penstock.schemas.tasks import TASKS
 
 INT, LONG = 2**31 - 1, 2**63 - 1  # the largest values of Avro's numbers

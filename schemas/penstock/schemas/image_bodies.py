@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from penstock.schemas.bodies import INT, LONG, ImageInput, Name64, RequestFields
-from penstock.schemas.limits import DEFAULT_LIMITS as LIMITS
+from penstock.schemas.limits import LIMITS
 
 MAX_SIDE = 65_536
 

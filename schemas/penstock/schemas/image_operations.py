@@ -142,9 +142,10 @@ WITH_IMAGE = frozenset({"composite"})
 _STRUCTURE = frozenset({"op", "arguments", "image"})
 
 
-def normal_operations(given: Sequence[Any], path: str = "payload.operations") -> list[Operation]:
+def normal_operations(given: Sequence[Any]) -> list[Operation]:
     """The operations in the record's form, checked. Raises InvalidRequest, UnsupportedParameter, TooLarge, each with
     the number of the operation and the name of the field in `param`."""
+    path = "payload.operations"
     if not given:
         raise InvalidRequest(f"{path} must be a list of at least one operation", param=path)
     if len(given) > MAX_OPERATIONS:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.image_operations import normal_operations
-from penstock.schemas.limits import Limits
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.payloads import Payload, size_within
 
 GENERATION_DEFAULTS = frozenset(
@@ -17,37 +17,37 @@ GENERATION_DEFAULTS = frozenset(
 )  # fmt: skip
 
 
-def generation_payload(payload: Payload, limits: Limits) -> Payload:
+def generation_payload(payload: Payload) -> Payload:
     """The normal form of a valid payload of image_generation. Raises InvalidRequest, TooLarge."""
     for name in ("prompt", "negative_prompt"):
         if name in payload:
-            size_within(payload[name], f"payload.{name}", limits)
+            size_within(payload[name], f"payload.{name}")
     pixels = int(payload.get("width", 1)) * int(payload.get("height", 1))
-    if pixels > limits.max_image_pixels:
+    if pixels > LIMITS.max_image_pixels:
         raise TooLarge(
-            f"payload.width × payload.height is {pixels} pixels; the limit is {limits.max_image_pixels}",
+            f"payload.width × payload.height is {pixels} pixels; the limit is {LIMITS.max_image_pixels}",
             param="payload.width",
         )
     return payload
 
 
-def editing_payload(payload: Payload, limits: Limits) -> Payload:
+def editing_payload(payload: Payload) -> Payload:
     """The same for image_editing."""
     payload["image"] = _image_or_none(payload)
     if "mask" in payload:
         payload["mask"] = image_input(payload["mask"], "payload.mask")
-    return generation_payload(payload, limits)
+    return generation_payload(payload)
 
 
-def image_to_text_payload(payload: Payload, limits: Limits) -> Payload:
+def image_to_text_payload(payload: Payload) -> Payload:
     """The same for image_to_text."""
     payload["image"] = _image_or_none(payload)
     if "prompt" in payload:
-        size_within(payload["prompt"], "payload.prompt", limits)
+        size_within(payload["prompt"], "payload.prompt")
     return payload
 
 
-def processing_payload(payload: Payload, limits: Limits) -> Payload:
+def processing_payload(payload: Payload) -> Payload:
     """The normal form of a valid payload of image_processing. Raises InvalidRequest, UnsupportedParameter, TooLarge."""
     payload["image"] = image_input(payload["image"], "payload.image")
     payload["operations"] = normal_operations(payload["operations"])

@@ -25,7 +25,7 @@ class Limits:
     max_image_pixels: int = 64 * 2**20
 
 
-DEFAULT_LIMITS = Limits()
+LIMITS = Limits()
 MAX_ID_CHARS = 200
 MAX_URL_CHARS = 4_096
 MAX_STOP_CHARS = 200

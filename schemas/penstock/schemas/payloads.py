@@ -1,6 +1,6 @@
 """Payloads in their normal form: what the types of `bodies` let several forms have, as the records carry it.
 
-Here is also what depends on `Limits` and what concerns several fields at once.
+Here is also what depends on `LIMITS` and what concerns several fields at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, cast
 from penstock.schemas.errors import InvalidRequest, TooLarge
 from penstock.schemas.finite_json import Flaw, loads_finite
 from penstock.schemas.ids import check_conversation_id
-from penstock.schemas.limits import MAX_STOP_CHARS, Limits
+from penstock.schemas.limits import LIMITS, MAX_STOP_CHARS
 from penstock.schemas.message_parts import KEPT_ROLES, SEEN_ROLES, content_of
 from penstock.schemas.plain import text_bytes
 
@@ -25,26 +25,26 @@ TOKEN_BYTES = 4
 """What a token id counts towards `max_text_bytes`."""
 
 
-def text_payload(payload: Payload, limits: Limits) -> Payload:
+def text_payload(payload: Payload) -> Payload:
     """The normal form of a valid payload of text_generation. Raises InvalidRequest, UnsupportedParameter, TooLarge."""
     if ("messages" in payload) + ("prompt" in payload) + ("prompt_token_ids" in payload) != 1:
         raise InvalidRequest("payload needs messages or prompt, one of the two", param="payload.messages")
     if "messages" in payload:
-        payload["messages"] = _messages(payload["messages"], limits)
+        payload["messages"] = _messages(payload["messages"])
     if "prompt" in payload:
-        size_within(payload["prompt"], "payload.prompt", limits)
-    if "prompt_token_ids" in payload and len(payload["prompt_token_ids"]) * TOKEN_BYTES > limits.max_text_bytes:
-        raise _too_long("payload.prompt_token_ids", limits)
+        size_within(payload["prompt"], "payload.prompt")
+    if "prompt_token_ids" in payload and len(payload["prompt_token_ids"]) * TOKEN_BYTES > LIMITS.max_text_bytes:
+        raise _too_long("payload.prompt_token_ids")
     if "stop" in payload:
-        payload["stop"] = _stops(payload["stop"], limits)
+        payload["stop"] = _stops(payload["stop"])
     if payload.get("top_logprobs") and not payload.get("logprobs"):
         raise InvalidRequest("payload.top_logprobs needs logprobs: true", param="payload.top_logprobs")
     for name in payload.keys() & _FORMS.keys():
-        payload[name] = _FORMS[name](payload[name], f"payload.{name}", limits)
+        payload[name] = _FORMS[name](payload[name], f"payload.{name}")
     return payload
 
 
-def embedding_payload(payload: Payload, limits: Limits) -> Payload:
+def embedding_payload(payload: Payload) -> Payload:
     """The same for embedding."""
     given, tokens = payload.get("input"), payload.get("input_token_ids")
     inputs: list[Any] = [given] if isinstance(given, str) else given or []
@@ -52,16 +52,16 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
     param = "payload.input"
     if (tokens is None) == (not inputs):
         raise InvalidRequest(f"{param} must be text or a list of at least one text", param=param)
-    if len(inputs) > limits.max_inputs or len(tokens or ()) > limits.max_inputs:
-        raise TooLarge(f"{param} has more than {limits.max_inputs} texts", param=param)
+    if len(inputs) > LIMITS.max_inputs or len(tokens or ()) > LIMITS.max_inputs:
+        raise TooLarge(f"{param} has more than {LIMITS.max_inputs} texts", param=param)
     for number, item in enumerate(inputs):
-        if not size_within(item, f"{param}[{number}]", limits):
+        if not size_within(item, f"{param}[{number}]"):
             raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
     for number, item in enumerate(tokens or ()):
         if not item:
             raise InvalidRequest(f"{param}[{number}] is empty", param=f"{param}[{number}]")
-    if sum(map(text_bytes, inputs)) + TOKEN_BYTES * sum(map(len, tokens or ())) > limits.max_text_bytes:
-        raise _too_long(param, limits)
+    if sum(map(text_bytes, inputs)) + TOKEN_BYTES * sum(map(len, tokens or ())) > LIMITS.max_text_bytes:
+        raise _too_long(param)
     if payload.get("truncate_prompt_tokens") == 0:
         raise InvalidRequest(
             "payload.truncate_prompt_tokens must be -1 or at least 1", param="payload.truncate_prompt_tokens"
@@ -69,12 +69,12 @@ def embedding_payload(payload: Payload, limits: Limits) -> Payload:
     return payload
 
 
-def summarization_payload(payload: Payload, limits: Limits) -> Payload:
+def summarization_payload(payload: Payload) -> Payload:
     """The same for summarization."""
     if "text" in payload and "conversation_id" in payload:
         raise InvalidRequest("payload needs text or conversation_id, one of the two", param="payload.text")
     if "text" in payload:
-        size_within(payload["text"], "payload.text", limits)
+        size_within(payload["text"], "payload.text")
         if not payload["text"].strip():
             raise InvalidRequest("payload.text is empty", param="payload.text")
         if "through_offset" in payload:
@@ -84,22 +84,22 @@ def summarization_payload(payload: Payload, limits: Limits) -> Payload:
     return payload
 
 
-def items_payload(payload: Payload, limits: Limits) -> Payload:
+def items_payload(payload: Payload) -> Payload:
     """The same for conversation_items."""
     if not payload.get("messages"):
         raise InvalidRequest("payload needs messages", param="payload.messages")
-    payload["messages"] = _messages(payload["messages"], limits, KEPT_ROLES)
+    payload["messages"] = _messages(payload["messages"], KEPT_ROLES)
     return payload
 
 
-def size_within(text: str, param: str, limits: Limits) -> int:
+def size_within(text: str, param: str) -> int:
     """Its bytes. Raises TooLarge, and InvalidRequest for what is no text."""
     try:
         size = text_bytes(text)
     except UnicodeEncodeError as error:
         raise lone_surrogate(param) from error
-    if size > limits.max_text_bytes:
-        raise _too_long(param, limits)
+    if size > LIMITS.max_text_bytes:
+        raise _too_long(param)
     return size
 
 
@@ -107,31 +107,31 @@ def lone_surrogate(param: str) -> InvalidRequest:
     return InvalidRequest(f"{param} holds a lone surrogate, which is no text", param=param)
 
 
-def _too_long(param: str, limits: Limits) -> TooLarge:
-    return TooLarge(f"{param} has more than {limits.max_text_bytes} bytes", param=param)
+def _too_long(param: str) -> TooLarge:
+    return TooLarge(f"{param} has more than {LIMITS.max_text_bytes} bytes", param=param)
 
 
-def _stops(value: str | list[str], limits: Limits) -> list[str]:
+def _stops(value: str | list[str]) -> list[str]:
     stops = [value] if isinstance(value, str) else value
-    if len(stops) > limits.max_stops or not all(0 < len(text) <= MAX_STOP_CHARS for text in stops):
+    if len(stops) > LIMITS.max_stops or not all(0 < len(text) <= MAX_STOP_CHARS for text in stops):
         raise InvalidRequest(
-            f"payload.stop must be text or a list of at most {limits.max_stops} texts, each of 1 to {MAX_STOP_CHARS} "
+            f"payload.stop must be text or a list of at most {LIMITS.max_stops} texts, each of 1 to {MAX_STOP_CHARS} "
             "characters",
             param="payload.stop",
         )
     for text in stops:
-        size_within(text, "payload.stop", limits)
+        size_within(text, "payload.stop")
     return stops
 
 
 # --- messages
 
 
-def _messages(messages: list[Payload], limits: Limits, showing: Set[str] = SEEN_ROLES) -> list[Payload]:
+def _messages(messages: list[Payload], showing: Set[str] = SEEN_ROLES) -> list[Payload]:
     """In their normal form. `showing`: whose may have images."""
     param = "payload.messages"
-    if len(messages) > limits.max_messages:
-        raise TooLarge(f"{param} has more than {limits.max_messages} messages", param=param)
+    if len(messages) > LIMITS.max_messages:
+        raise TooLarge(f"{param} has more than {LIMITS.max_messages} messages", param=param)
     size = 0
     for number, message in enumerate(messages):
         place = f"{param}[{number}]"
@@ -142,11 +142,11 @@ def _messages(messages: list[Payload], limits: Limits, showing: Set[str] = SEEN_
             content = message["content"] = content_of(message["parts"], message, f"{place}.parts", showing)
         elif type(content) is not str:
             content = message["content"] = _content(content, message, f"{place}.content", showing)
-        size += size_within(content, f"{place}.content", limits)
+        size += size_within(content, f"{place}.content")
         if len(message) > 2 or message["role"] == "tool":
-            size += _of_tools(message, place, limits) + _of_reasoning(message, place, limits)
-    if size > limits.max_text_bytes:
-        raise _too_long(param, limits)
+            size += _of_tools(message, place) + _of_reasoning(message, place)
+    if size > LIMITS.max_text_bytes:
+        raise _too_long(param)
     return messages
 
 
@@ -159,7 +159,7 @@ def _content(value: list[Payload] | None, message: Payload, param: str, showing:
     return content_of(value, message, param, showing)
 
 
-def _of_tools(message: Payload, param: str, limits: Limits) -> int:
+def _of_tools(message: Payload, param: str) -> int:
     """The bytes of what a message has about tools, in its normal form; nulls and empty lists are taken out."""
     for name in [name for name, value in message.items() if value is None or value == []]:
         del message[name]
@@ -174,27 +174,27 @@ def _of_tools(message: Payload, param: str, limits: Limits) -> int:
     for number, call in enumerate(calls):
         call["type"] = "function"
         for text in (call["id"], call["function"]["name"], call["function"]["arguments"]):
-            size += size_within(text, f"{param}.tool_calls[{number}]", limits)
+            size += size_within(text, f"{param}.tool_calls[{number}]")
     return size
 
 
-def _of_reasoning(message: Payload, param: str, limits: Limits) -> int:
+def _of_reasoning(message: Payload, param: str) -> int:
     """The bytes of what an assistant thought."""
     if "reasoning_content" not in message:
         return 0
     param = f"{param}.reasoning_content"
     if message["role"] != "assistant":
         raise InvalidRequest(f"{param} goes with role assistant", param=param)
-    return size_within(message["reasoning_content"], param, limits)
+    return size_within(message["reasoning_content"], param)
 
 
 # --- what Avro carries as JSON text
 
 
-def _json_text(value: Any, param: str, limits: Limits) -> str:
+def _json_text(value: Any, param: str) -> str:
     """An object as JSON text; text that is there already must be an object's."""
     if isinstance(value, str):
-        size_within(value, param, limits)
+        size_within(value, param)
     try:
         text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
         if not isinstance(loads_finite(text), dict):
@@ -203,55 +203,55 @@ def _json_text(value: Any, param: str, limits: Limits) -> str:
         raise flaw.refusal(param, param) from None
     except (ValueError, RecursionError, TypeError) as error:
         raise InvalidRequest(f"{param} must be a JSON object or its text", param=param) from error
-    size_within(text, param, limits)
+    size_within(text, param)
     return text
 
 
-def _tools(tools: list[Payload], param: str, limits: Limits) -> list[Payload]:
-    if len(tools) > limits.max_tools:
-        raise TooLarge(f"{param} has more than {limits.max_tools} tools", param=param)
+def _tools(tools: list[Payload], param: str) -> list[Payload]:
+    if len(tools) > LIMITS.max_tools:
+        raise TooLarge(f"{param} has more than {LIMITS.max_tools} tools", param=param)
     for number, tool in enumerate(tools):
         tool["type"] = "function"
         function, place = tool["function"], f"{param}[{number}].function"
         if function.get("parameters") is not None:
-            function["parameters"] = _json_text(function["parameters"], f"{place}.parameters", limits)
+            function["parameters"] = _json_text(function["parameters"], f"{place}.parameters")
         for name in ("name", "description"):
             if function.get(name) is not None:
-                size_within(function[name], f"{place}.{name}", limits)
+                size_within(function[name], f"{place}.{name}")
         tool["function"] = _without_nulls(function)
-    if len(json.dumps(tools)) > limits.max_text_bytes:
-        raise _too_long(param, limits)
+    if len(json.dumps(tools)) > LIMITS.max_text_bytes:
+        raise _too_long(param)
     return tools
 
 
-def _tool_choice(value: Any, param: str, limits: Limits) -> str:
+def _tool_choice(value: Any, param: str) -> str:
     if isinstance(value, str) and value in CHOICES:
         return value
     if isinstance(value, str) and not value.startswith("{"):
         raise InvalidRequest(f"{param} must be none, auto, required or an object that names a tool", param=param)
-    return _json_text(value, param, limits)
+    return _json_text(value, param)
 
 
-def _response_format(value: Payload, param: str, limits: Limits) -> Payload:
-    value = _with_json_schema(_without_nulls(value), param, limits)
+def _response_format(value: Payload, param: str) -> Payload:
+    value = _with_json_schema(_without_nulls(value), param)
     has_schema = "json_schema" in value
     if has_schema != (value["type"] == "json_schema"):
         raise InvalidRequest(
             f"{param}.json_schema goes with type json_schema, and must be there", param=f"{param}.json_schema"
         )
     if has_schema:
-        value["json_schema"] = _json_text(value["json_schema"], f"{param}.json_schema", limits)
+        value["json_schema"] = _json_text(value["json_schema"], f"{param}.json_schema")
     return value
 
 
-def _with_json_schema(value: Payload, param: str, limits: Limits) -> Payload:
+def _with_json_schema(value: Payload, param: str) -> Payload:
     """The same form as OpenAI writes it, if it has a `schema` of its own, as llama.cpp and others write it."""
     if "schema" not in value:
         return value
     if value["type"] == "text" or "json_schema" in value:
         text = f"{param}.schema goes with type json_object, or json_schema without {param}.json_schema"
         raise InvalidRequest(text, param=f"{param}.schema")
-    schema = loads_finite(_json_text(value["schema"], f"{param}.schema", limits))
+    schema = loads_finite(_json_text(value["schema"], f"{param}.schema"))
     return {"type": "json_schema", "json_schema": {"name": SCHEMA_NAME, "schema": schema}}
 
 
@@ -259,7 +259,7 @@ def _without_nulls(values: Payload) -> Payload:
     return {name: value for name, value in values.items() if value is not None}
 
 
-_FORMS: dict[str, Callable[[Any, str, Limits], Any]] = {
+_FORMS: dict[str, Callable[[Any, str], Any]] = {
     "tools": _tools,
     "tool_choice": _tool_choice,
     "response_format": _response_format,

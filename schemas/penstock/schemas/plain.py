@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from penstock.schemas.ids import is_conversation_id, is_request_id, is_tenant
-from penstock.schemas.limits import Limits
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import InferenceRequest
 
 _LONG = 2**63 - 1
@@ -20,7 +20,7 @@ def text_bytes(text: str) -> int:
     return len(text) if str.isascii(text) else len(text.encode())
 
 
-def is_plain(request: InferenceRequest, limits: Limits) -> bool:
+def is_plain(request: InferenceRequest) -> bool:
     """True if a request has only common fields, and all of them are valid and in their normal form.
 
     False decides nothing: the full validation does, and names the field at fault.
@@ -50,8 +50,8 @@ def is_plain(request: InferenceRequest, limits: Limits) -> bool:
             and type(request.priority) is int
             and 0 <= request.priority <= 1_000
             and type(request.max_attempts) is int
-            and 0 <= request.max_attempts <= limits.max_attempts
-            and ((ttl := request.ttl_ms) is None or (type(ttl) is int and 1 <= ttl <= limits.max_ttl_ms))
+            and 0 <= request.max_attempts <= LIMITS.max_attempts
+            and ((ttl := request.ttl_ms) is None or (type(ttl) is int and 1 <= ttl <= LIMITS.max_ttl_ms))
             and ((model := request.model) is None or (0 < len(model) <= 200 and str.isascii(model)))
             and is_request_id(request.request_id)
             and is_tenant(request.tenant)
@@ -60,14 +60,14 @@ def is_plain(request: InferenceRequest, limits: Limits) -> bool:
                     task == "text_generation"
                     and text is not None
                     and embedding is None
-                    and _plain_text(text, request.conversation_id, limits)
+                    and _plain_text(text, request.conversation_id)
                 )
                 or (
                     task == "embedding"
                     and embedding is not None
                     and text is None
                     and request.conversation_id is None
-                    and _plain_embedding(embedding, limits)
+                    and _plain_embedding(embedding)
                 )
             )
         )
@@ -75,7 +75,7 @@ def is_plain(request: InferenceRequest, limits: Limits) -> bool:
         return False
 
 
-def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Limits) -> bool:
+def _plain_text(payload: dict[str, Any], conversation_id: str | None) -> bool:
     get = payload.get
     messages, prompt, tokens, warmth = get("messages"), get("prompt"), get("max_tokens"), get("temperature")
     seed = get("seed")
@@ -84,14 +84,14 @@ def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Li
     if not (
         len(payload) - list(payload.values()).count(None) == 5 - looked_at
         and (seed is None or (type(seed) is int and -_LONG - 1 <= seed <= _LONG))
-        and (tokens is None or (type(tokens) is int and 1 <= tokens <= limits.max_tokens))
+        and (tokens is None or (type(tokens) is int and 1 <= tokens <= LIMITS.max_tokens))
         and (warmth is None or (type(warmth) is float and 0 <= warmth <= 2))
         and (conversation_id is None or is_conversation_id(conversation_id))
     ):
         return False
     if messages is None:
-        return conversation_id is None and type(prompt) is str and text_bytes(prompt) <= limits.max_text_bytes
-    if prompt is not None or type(messages) is not list or not 0 < len(messages) <= limits.max_messages:
+        return conversation_id is None and type(prompt) is str and text_bytes(prompt) <= LIMITS.max_text_bytes
+    if prompt is not None or type(messages) is not list or not 0 < len(messages) <= LIMITS.max_messages:
         return False
     size = 0
     for message in cast("list[dict[str, Any]]", messages):
@@ -109,18 +109,18 @@ def _plain_text(payload: dict[str, Any], conversation_id: str | None, limits: Li
         ):
             return False
         size += text_bytes(message["content"])
-    return size <= limits.max_text_bytes
+    return size <= LIMITS.max_text_bytes
 
 
-def _plain_embedding(payload: dict[str, Any], limits: Limits) -> bool:
+def _plain_embedding(payload: dict[str, Any]) -> bool:
     inputs: Any = payload["input"]
     if len(payload) - list(payload.values()).count(None) != 1:
         return False
-    if type(inputs) is not list or not 0 < len(inputs) <= limits.max_inputs:
+    if type(inputs) is not list or not 0 < len(inputs) <= LIMITS.max_inputs:
         return False
     size = 0
     for text in cast("list[str]", inputs):
         if not text:
             return False
         size += text_bytes(text)
-    return size <= limits.max_text_bytes
+    return size <= LIMITS.max_text_bytes

@@ -31,7 +31,7 @@ from penstock.schemas.ids import (
 )
 from penstock.schemas.large_inputs import STAND_INS
 from penstock.schemas.lifetimes import check_start, start_of, ttl_of_deadline
-from penstock.schemas.limits import DEFAULT_LIMITS, Limits
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.payloads import PASSED_ON, lone_surrogate, size_within
 from penstock.schemas.plain import is_plain, text_bytes
 from penstock.schemas.records import (
@@ -47,8 +47,7 @@ from penstock.schemas.tasks import BUILT_TASKS, TASKS, needs_model
 
 __all__ = [
     "BUILT_TASKS",
-    "DEFAULT_LIMITS",
-    "Limits",
+    "LIMITS",
     "check_callback_url",
     "content_hash",
     "parse_request",
@@ -83,7 +82,6 @@ def parse_request(
     tenant: str | None = None,
     request_id: str | Callable[[], str] | None = None,
     now_ms: int,
-    limits: Limits = DEFAULT_LIMITS,
     cut_deadline: bool = False,
 ) -> InferenceRequest:
     """A validated request from its JSON form. `tenant` overrides the body's; `request_id` is for one that has none (or
@@ -98,7 +96,7 @@ def parse_request(
     if not isinstance(task, str) or task not in PAYLOAD_FIELDS:
         raise InvalidRequest(f"task must be one of {', '.join(BUILT_TASKS)}", param="task")
     _one_payload(fields, task)
-    values = _checked(task, fields, limits)
+    values = _checked(task, fields)
     values[task] = values.pop("payload")
     own_id, own_tenant = body.get("request_id"), body.get("tenant")
     if own_id is None:
@@ -107,11 +105,11 @@ def parse_request(
     values["tenant"] = check_tenant(tenant or (DEFAULT_TENANT if own_tenant is None else own_tenant))
     values["created_at"] = now_ms
     if (deadline := values.pop("deadline", None)) is not None:
-        values["ttl_ms"] = ttl_of_deadline(deadline, now_ms, limits, cut=cut_deadline)
+        values["ttl_ms"] = ttl_of_deadline(deadline, now_ms, cut=cut_deadline)
     if "start_after" in values:
         values["start_after"] = start_of(values["start_after"])
     request = InferenceRequest(**values)
-    check_start(request, now_ms, limits)
+    check_start(request, now_ms)
     _across_fields(request)
     return request
 
@@ -134,15 +132,14 @@ def parse_request_bytes(
     tenant: str | None = None,
     request_id: str | Callable[[], str] | None = None,
     now_ms: int,
-    limits: Limits = DEFAULT_LIMITS,
     topic_kind: str | None = None,
 ) -> InferenceRequest:
     """As `parse_request`, from the bytes of a record, which may use the names of `aliases`. Raises BadJson too.
 
     `topic_kind` is that of its topic, as `topics.kind_of_topic` has it.
     """
-    if len(value) > limits.max_record_bytes:
-        raise TooLarge(f"the record has {len(value)} bytes; the limit is {limits.max_record_bytes}")
+    if len(value) > LIMITS.max_record_bytes:
+        raise TooLarge(f"the record has {len(value)} bytes; the limit is {LIMITS.max_record_bytes}")
     try:
         body = read_body(value, "the record")
     except InvalidRequest as error:
@@ -151,19 +148,17 @@ def parse_request_bytes(
         raise BadJson("not a JSON object")
     own, given = aliases.translate(aliases.with_payload(cast("dict[str, Any]", body)), topic_kind)
     with aliases.naming(given):
-        request = parse_request(
-            own, tenant=tenant, request_id=request_id, now_ms=now_ms, limits=limits, cut_deadline=True
-        )
+        request = parse_request(own, tenant=tenant, request_id=request_id, now_ms=now_ms, cut_deadline=True)
     return replace(request, created_at=own["created_at"]) if "created_at" in given else request
 
 
-def validate_request(request: InferenceRequest, limits: Limits = DEFAULT_LIMITS) -> None:
+def validate_request(request: InferenceRequest) -> None:
     """Hold an Avro arrival to the same rules, and give its payload the same normal form. Raises as `parse_request`."""
-    if not is_plain(request, limits):
-        _validate(request, limits)
+    if not is_plain(request):
+        _validate(request)
 
 
-def _validate(request: InferenceRequest, limits: Limits) -> None:
+def _validate(request: InferenceRequest) -> None:
     check_request_id(request.request_id)
     check_tenant(request.tenant)
     if request.task not in PAYLOAD_FIELDS:
@@ -183,30 +178,30 @@ def _validate(request: InferenceRequest, limits: Limits) -> None:
     for name in FIELDS:
         if (value := getattr(request, name, None)) is not None:
             fields[name] = value.to_dict() if isinstance(value, Record) else value
-    checked = _checked(request.task, fields, limits)["payload"]
+    checked = _checked(request.task, fields)["payload"]
     if not stored:
         request.payload.update(checked)
     _across_fields(request)
 
 
-def _checked(task: str, fields: dict[str, Any], limits: Limits) -> dict[str, Any]:
+def _checked(task: str, fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request in their normal form, those that are null left out. Raises as `parse_request`."""
     normal_form = TASKS[task].normal_form
     if normal_form is None:
         raise UnsupportedTask(f"the task {task} is not built yet", param="task")
     for name in fields.keys() & _MAPS:
-        if isinstance(fields[name], dict) and len(fields[name]) > limits.max_map_entries:
-            raise _map_too_large(name, limits)  # before each entry is looked at
+        if isinstance(fields[name], dict) and len(fields[name]) > LIMITS.max_map_entries:
+            raise _map_too_large(name)  # before each entry is looked at
     values = {name: value for name, value in _validator()(task, fields).items() if value is not None}
     payload = values.get("payload")
     if payload is None:
         raise InvalidRequest("payload must be an object", param="payload")
     given = {name: value for name, value in payload.items() if value is not None}
-    values["payload"] = normal_form(given, limits)
+    values["payload"] = normal_form(given)
     if "conversation_id" in values:
         values["conversation_id"] = check_conversation_id(values["conversation_id"])
     for name in values.keys() & _MAPS:
-        map_within(values[name], name, limits)
+        map_within(values[name], name)
     for name in values.keys() & _RECORDS.keys():
         given = {key: item for key, item in values[name].items() if item is not None}
         if isinstance(use := given.get("summary"), str):
@@ -222,22 +217,22 @@ def _validator() -> Callable[[str, Mapping[str, Any]], dict[str, Any]]:
     return validated_request
 
 
-def map_within(texts: Mapping[str, str], param: str, limits: Limits) -> None:
+def map_within(texts: Mapping[str, str], param: str) -> None:
     """Check a request's `extra` or `metadata`. Raises TooLarge, InvalidRequest."""
     passed_on = texts.keys() & PASSED_ON if param == "extra" else frozenset[str]()
     for name in passed_on:  # fields of OpenAI's, as long as any text
-        size_within(texts[name], f"{param}.{name}", limits)
+        size_within(texts[name], f"{param}.{name}")
     try:
         size = sum(text_bytes(text) for pair in texts.items() for text in pair if pair[0] not in passed_on)
     except UnicodeEncodeError as error:
         raise lone_surrogate(param) from error
-    if len(texts) > limits.max_map_entries or size > limits.max_map_bytes:
-        raise _map_too_large(param, limits)
+    if len(texts) > LIMITS.max_map_entries or size > LIMITS.max_map_bytes:
+        raise _map_too_large(param)
 
 
-def _map_too_large(param: str, limits: Limits) -> TooLarge:
+def _map_too_large(param: str) -> TooLarge:
     return TooLarge(
-        f"{param} has more than {limits.max_map_entries} entries or {limits.max_map_bytes} bytes", param=param
+        f"{param} has more than {LIMITS.max_map_entries} entries or {LIMITS.max_map_bytes} bytes", param=param
     )
 
 

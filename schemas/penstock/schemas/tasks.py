@@ -18,7 +18,6 @@ from penstock.schemas.image_payloads import (
     image_to_text_payload,
     processing_payload,
 )
-from penstock.schemas.limits import Limits
 from penstock.schemas.payloads import (
     EMBEDDING_DEFAULTS,
     TEXT_DEFAULTS,
@@ -29,7 +28,7 @@ from penstock.schemas.payloads import (
     text_payload,
 )
 
-NormalForm = Callable[[Payload, Limits], Payload]
+NormalForm = Callable[[Payload], Payload]
 """What checks a payload beyond its type, and gives it as the records carry it."""
 
 

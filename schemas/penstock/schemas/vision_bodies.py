@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from penstock.schemas.bodies import ListOf, RequestFields
 from penstock.schemas.image_bodies import ImageInput
 from penstock.schemas.image_operations import MAX_SIDE
-from penstock.schemas.limits import DEFAULT_LIMITS as LIMITS
+from penstock.schemas.limits import LIMITS
 
 
 class ImageOperation(TypedDict, total=False):

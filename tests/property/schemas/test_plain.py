@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.examples import examples
+from penstock.schemas import payloads, plain
+from penstock.schemas import requests as checking
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.limits import Limits
 from penstock.schemas.plain import is_plain
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
-from penstock.schemas.requests import Limits, _validate, content_hash
+from penstock.schemas.requests import _validate, content_hash
 
 LIMITS = Limits(max_text_bytes=20, max_messages=2, max_inputs=2, max_tokens=50)
 ODD: dict[str, tuple[Any, ...]] = {
@@ -109,6 +113,14 @@ FIELDS = {name: st.sampled_from(values) for name, values in ODD.items()}
 COMMON = st.sampled_from(("max_tokens", "temperature", "seed"))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_limits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (payloads, plain, checking):
+            patch.setattr(module, "LIMITS", LIMITS)
+        yield
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> InferenceRequest:
     """Common requests, a few of whose fields may be uncommon or wrong."""
@@ -123,11 +135,11 @@ def requests(draw: st.DrawFn) -> InferenceRequest:
 
 def holds(request: InferenceRequest) -> bool:
     """What the fast check accepts is valid, and the full validation would not change it."""
-    if not is_plain(request, LIMITS):
+    if not is_plain(request):
         return True
     before = deepcopy(request)
     try:
-        _validate(request, LIMITS)
+        _validate(request)
     except PenstockError:
         return False
     return content_hash(request) == content_hash(before)  # without the nulls that Avro writes
@@ -145,4 +157,4 @@ def test_no_single_wrong_field_passes_the_fast_check() -> None:
 
 def test_the_fast_check_accepts_common_requests() -> None:
     for values in GOOD_ONES:
-        assert is_plain(InferenceRequest(request_id="r", created_at=1, **values), LIMITS)
+        assert is_plain(InferenceRequest(request_id="r", created_at=1, **values))

@@ -13,7 +13,7 @@ from penstock.gateway.openai import item_references, several
 from penstock.gateway.routes import bulk, commands, conversations, native, sockets
 from penstock.gateway.service import brought_images, forking, submitting, subscriptions
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.requests import parse_request
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_limit_of_a_request(reference: dict[str, Page], pattern: str, body: Ca
 @pytest.mark.parametrize(
     ("pattern", "limit"),
     [
-        ("give up if it has not started by then | # |", DEFAULT_LIMITS.default_ttl_ms),
+        ("give up if it has not started by then | # |", LIMITS.default_ttl_ms),
         ("`?wait=30` (at most # seconds)", native.MAX_WAIT_S),
         ("a body of `POST /v1/requests`, at most # of them", bulk.MAX_LINES),
         ('`POST /v1/requests/cancel` takes `{"ids": […]}`, up to #,', commands.MOST_IDS),

@@ -28,7 +28,7 @@ from penstock.gateway.view.lost_requests import (
     owned_partitions,
     passed_over,
 )
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, StatusEvent, WorkerState
 from penstock.schemas.topics import CLASSES, TP, priority_class
 
@@ -171,9 +171,9 @@ def is_overdue(one: Entry, now: int) -> bool:
     ("one", "deadline_ms"),
     [
         (entry(), 5_000),
-        (entry(replace(REQUEST, ttl_ms=None)), DEFAULT_LIMITS.default_ttl_ms),
+        (entry(replace(REQUEST, ttl_ms=None)), LIMITS.default_ttl_ms),
         (entry(replace(REQUEST, ttl_ms=None), replace(STATUS, ttl_ms=2_000)), 2_000),
-        (entry(None, STATUS), DEFAULT_LIMITS.max_ttl_ms),
+        (entry(None, STATUS), LIMITS.max_ttl_ms),
         (entry(replace(REQUEST, ttl_ms=None), cancelled_ms=11_000), 1_000),
     ],
     ids=["its own", "the default", "chosen by a worker", "its record was never seen", "cancelled"],

@@ -45,7 +45,7 @@ from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
 from penstock.schemas.ids import derived_request_id, idempotent_request_id
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
 from penstock.schemas.requests import request_to_json
@@ -382,7 +382,7 @@ def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> N
     assert gateway.found().moved_to == moved
     gateway.reopen()
     assert (gateway.found().moved_to, gateway.found().origin) == (moved, ORIGIN)
-    assert gateway.found().deadline_ms == 1_000 + DEFAULT_LIMITS.default_ttl_ms
+    assert gateway.found().deadline_ms == 1_000 + LIMITS.default_ttl_ms
 
 
 def test_lists_hear_that_the_first_piece_of_text_is_of_another_record_of_the_id(gateway: Gateway) -> None:

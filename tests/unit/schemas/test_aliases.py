@@ -24,7 +24,7 @@ from penstock.schemas.aliases import (
     translate,
 )
 from penstock.schemas.errors import InvalidRequest, PenstockError
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import PAYLOAD_FIELDS, InferenceRequest, OutputSpec, Requirements
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.topics import HEADER_NAMES, TopicNames, kind_of_topic, priority_class
@@ -218,7 +218,7 @@ MEANT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "requirements": Requirements(vram_bytes=10 * GIB, cpu_memory_bytes=2_000_000_000),
     }),
     "async_001": (sent("async_001"), {
-        "request_id": "19933123533434", "ttl_ms": DEFAULT_LIMITS.max_ttl_ms, "model": "food-review", "payload": FOOD,
+        "request_id": "19933123533434", "ttl_ms": LIMITS.max_ttl_ms, "model": "food-review", "payload": FOOD,
     }),
     "image_generation_003": (sent("image_generation_003"), {
         "task": "image_generation", "output": OutputSpec(store="my-generation-results"), "payload.sampler": "DDIM",
@@ -318,7 +318,7 @@ DEADLINES: list[tuple[Any, int]] = [
     (NOW_MS / 1000 + 0.5, 500),
     (0, 1),
     ("1970-01-01T00:00:00Z", 1),
-    *((given, DEFAULT_LIMITS.max_ttl_ms) for given in ("9999999999", 9_999_999_999_999, "9" * 30)),
+    *((given, LIMITS.max_ttl_ms) for given in ("9999999999", 9_999_999_999_999, "9" * 30)),
 ]
 
 

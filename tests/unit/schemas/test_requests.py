@@ -15,7 +15,7 @@ from penstock.schemas.errors import BadJson, InvalidRequest, PenstockError, TooL
 from penstock.schemas.payloads import OF_OTHER_SERVERS, only_remote
 from penstock.schemas.plain import is_plain
 from penstock.schemas.records import ContextLimits, InferenceRequest, OutputSpec, Requirements
-from penstock.schemas.requests import Limits, content_hash, parse_request, parse_request_bytes, validate_request
+from penstock.schemas.requests import LIMITS, content_hash, parse_request, parse_request_bytes, validate_request
 
 NOW_MS = 1_760_000_000_000
 CHAT: dict[str, Any] = {"task": "text_generation", "payload": {"messages": [{"role": "user", "content": "hi"}]}}
@@ -222,7 +222,7 @@ def test_not_json(value: bytes) -> None:
 
 def test_the_record_is_bounded() -> None:
     with pytest.raises(TooLarge):
-        parse_request_bytes(b" " * 101, now_ms=NOW_MS, limits=Limits(max_record_bytes=100))
+        parse_request_bytes(b" " * (LIMITS.max_record_bytes + 1), now_ms=NOW_MS)
 
 
 def test_normal_forms() -> None:
@@ -476,7 +476,7 @@ def test_of_very_much_that_is_wrong_only_the_first_is_told_apart(
 def test_a_conversation_that_went_through_avro_is_valid() -> None:
     """A record has every field of a message; those that nobody set must not be refused by name."""
     read = through_avro(parse_request(CHAT, request_id="r", now_ms=NOW_MS))
-    assert is_plain(read, Limits()), "what most requests are is checked fast"
+    assert is_plain(read), "what most requests are is checked fast"
     validate_request(read)
     validate_request(through_avro(parse_request(said(content="hi", name="n"), request_id="r", now_ms=NOW_MS)))
 

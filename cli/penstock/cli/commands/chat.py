@@ -25,6 +25,8 @@ HELP = (
 )
 
 BUSY_LIMIT_S = 600.0
+PATIENCE_S = 30.0
+"""How long a gateway may be away."""
 
 
 class Busy(Exception):
@@ -82,9 +84,9 @@ class ChatSocket:
         except ConnectionClosed:
             self.resume(frame)
 
-    def resume(self, frame: dict[str, Any], patience_s: float = 30) -> None:
+    def resume(self, frame: dict[str, Any]) -> None:
         """Dial until the gateway is back: an answer that was begun goes on at it."""
-        give_up = time.monotonic() + patience_s
+        give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
                 self.socket = self.dial()

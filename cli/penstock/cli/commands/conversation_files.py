@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import zip_longest
@@ -16,15 +16,27 @@ import httpx
 import typer
 
 from penstock.cli.commands.api_paths import api_path
-from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json
-from penstock.cli.commands.conversation_appending import Appending
+from penstock.cli.commands.common import ARTIFACTS, AsJson, Gateway, print_json, raise_for_error
+from penstock.cli.commands.following import wait_for
 from penstock.cli.commands.long_calls import reporting
-from penstock.cli.commands.submitting import SILENCE_S, Timeout
-from penstock.cli.exported import Line, Section, parsed, says_the_same, sections
+from penstock.cli.commands.submitting import SILENCE_S, Timeout, require_completed
+from penstock.cli.exported import (
+    Line,
+    Section,
+    idempotency_key,
+    messages_of,
+    pages,
+    parsed,
+    request_of,
+    says_the_same,
+    sections,
+)
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.schemas.limits import LIMITS
 
 CONVERSATIONS: Final = "/v1/conversations"
 EVERY = 1_000_000
+ERASED = 410
 
 
 def export(
@@ -97,7 +109,7 @@ def import_(
         _require_images(gateway, section)
     for section in found:
         target = prefix + section.id if new_id is None else new_id
-        result = Import(gateway, Appending(gateway, file, timeout), section, target).run()
+        result = Import(gateway, file, section, target, timeout).run()
         if as_json:
             print_json(result)
             continue
@@ -124,12 +136,13 @@ def _require_images(gateway: Gateway, section: Section) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One conversation of a file, brought to a gateway."""
+    """One conversation of a file, brought to a gateway page by page. `timeout_s`: for each page."""
 
     gateway: Gateway
-    appending: Appending
+    file: Path
     section: Section
     target: str
+    timeout_s: float
 
     def run(self) -> Mapping[str, Any]:
         """Append what is not there yet. Raises CliFailure, which says how far it came."""
@@ -137,8 +150,11 @@ class Import:
         log_id, there = self._look()
         done = there
         with reporting(lambda: f"{done} of {self.section.messages} messages of {self.target} are there: run it again"):
-            for done in self.appending.append(self.section, self.target, log_id, there):  # noqa: B007
-                pass
+            with self._messages() as messages:
+                for first, page in pages(messages):
+                    if first + len(page) > there:
+                        self._append(log_id, first, page)
+                        done = first + len(page)
             _, now = self._look()
             if now < self.section.messages:
                 raise CliFailure(f"only {now} messages are there")
@@ -158,7 +174,7 @@ class Import:
             there = (
                 line for number, text in enumerate(lines, 2) if (line := parsed(text, number))["type"] == "message"
             )
-            ours = opened.enter_context(self.appending.messages(self.section))
+            ours = opened.enter_context(self._messages())
             for count, (own, other) in enumerate(zip_longest(ours, there)):
                 if own is None or other is None:
                     return head["log_id"], count
@@ -167,3 +183,28 @@ class Import:
                         f"message {count + 1} of {self.target} is another than the file's: name a new --id"
                     )
         return head["log_id"], self.section.messages
+
+    @contextmanager
+    def _messages(self) -> Generator[Iterator[Line]]:
+        with self.file.open("rb") as lines:
+            lines.seek(self.section.start)
+            yield messages_of(lines, self.section)
+
+    def _append(self, log_id: str, first: int, page: list[Line]) -> None:
+        """Have these messages appended, once. A request of an earlier import that failed or was erased is sent anew.
+
+        `log_id` is that of the conversation.
+        """
+        body = request_of(page, self.target)
+        for attempt in range(LIMITS.max_attempts):
+            headers = {"idempotency-key": idempotency_key(log_id, first, body, attempt)}
+            answer = self.gateway.answer("POST", "/v1/requests", timeout=SILENCE_S, json=body, headers=headers)
+            if answer.status_code == ERASED:
+                continue
+            raise_for_error(answer)
+            request_id, is_repeat = answer.json()["request_id"], "idempotency-replayed" in answer.headers
+            found = wait_for(self.gateway, request_id, self.timeout_s, lambda line: typer.echo(line, err=True))
+            if found["status"] == "completed" or not is_repeat:
+                require_completed(request_id, found)
+                return
+        raise CliFailure(f"{LIMITS.max_attempts} imports failed at message {first + 1}")

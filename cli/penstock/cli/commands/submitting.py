@@ -18,22 +18,19 @@ from penstock.cli.commands.common import (
     given,
     outcome_text,
     print_json,
-    raise_for_error,
     waiting_text,
 )
 from penstock.cli.commands.following import command_at, follow, wait_for
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.topics import MOST_PRIORITY
 
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the outcome.")]
 Timeout = Annotated[float, typer.Option(min=0, help="Seconds to wait for the outcome.")]
 
-MaxTokens = Annotated[int | None, typer.Option(min=1, max=DEFAULT_LIMITS.max_tokens, help="Longest answer, in tokens.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, max=LIMITS.max_tokens, help="Longest answer, in tokens.")]
 
 SILENCE_S = 60.0
-MOST_ATTEMPTS = DEFAULT_LIMITS.max_attempts
-GONE = 410
 
 
 @dataclass(kw_only=True)
@@ -103,24 +100,6 @@ def run(
     require_completed(request_id, found)
     if not as_json:
         typer.echo(text(found))
-
-
-@dataclass(frozen=True, slots=True)
-class Submitted:
-    """`is_repeat`: it had been submitted before, with the same key."""
-
-    request_id: str
-    is_repeat: bool
-
-
-def submit_once(gateway: Gateway, body: Mapping[str, Any], key: str) -> Submitted | None:
-    """Submit a request under an idempotency key; None if the request of that key was erased. Raises CliFailure."""
-    headers = {"idempotency-key": key}
-    answer = gateway.answer("POST", "/v1/requests", timeout=SILENCE_S, json=body, headers=headers)
-    if answer.status_code == GONE:
-        return None
-    raise_for_error(answer)
-    return Submitted(answer.json()["request_id"], "idempotency-replayed" in answer.headers)
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pydantic import Field, SecretStr
 
@@ -18,9 +17,7 @@ class ArtifactSettings(ProcessSettings):
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
 
 
-def open_store(
-    section: ArtifactsSection, location: str | None = None, *, clock: Callable[[], float] = time.time
-) -> ArtifactStore:
+def open_store(section: ArtifactsSection, location: str | None = None) -> ArtifactStore:
     """The store of `[artifacts]`; `location` where this process sees it under another name. Raises as ArtifactStore."""
     return ArtifactStore(
         location or section.location,
@@ -32,7 +29,6 @@ def open_store(
             name: Place(location=one.location, options=_texts(one.options), presigned=one.presigned_urls)
             for name, one in section.stores.items()
         },
-        clock=clock,
     )
 
 

@@ -52,7 +52,7 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.lifetimes import deadline_of
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import DeadLetter, InferenceRequest, Origin, ResultEvent
 
 T = TypeVar("T")
@@ -152,7 +152,7 @@ class Errands:
 
     def _request_of(self, queue: QueueSection, message: LlmdMessage, *, was_sent: bool) -> InferenceRequest:
         """Raises PenstockError."""
-        left_ms = DEFAULT_LIMITS.max_ttl_ms
+        left_ms = LIMITS.max_ttl_ms
         if message.deadline_s is not None:
             left_ms = min(left_ms, message.deadline_s * 1000 - now_ms())
             if left_ms <= 0 and not was_sent:

@@ -10,7 +10,6 @@ from pydantic import Field, field_validator
 from penstock.common.configuration import Section
 from penstock.schemas.errors import InvalidRequest, PenstockError
 from penstock.schemas.ids import DEFAULT_TENANT, check_tenant
-from penstock.schemas.limits import Limits
 from penstock.schemas.requests import map_within
 
 QueuePolicy = Literal["strict", "weighted", "round_robin", "random"]
@@ -51,7 +50,7 @@ class QueueSection(Section):
     @classmethod
     def _is_extra(cls, value: dict[str, str]) -> dict[str, str]:
         try:
-            map_within(value, "extra", Limits())
+            map_within(value, "extra")
         except PenstockError as error:
             raise ValueError(error.message) from error
         return value

@@ -65,9 +65,9 @@ class Control:
         self._allowances.cancel(caller)
         return await self._cancel(caller.tenant, request_id, None, caller)
 
-    async def abandon(self, tenant: str, request_id: str, reason: str = "the client disconnected") -> None:
+    async def abandon(self, tenant: str, request_id: str) -> None:
         """Cancel a request that nobody wants any more. It counts against no limit. Raises NotFound."""
-        await self._cancel(tenant, request_id, reason)
+        await self._cancel(tenant, request_id, "the client disconnected")
 
     async def abandon_some(self, tenant: str, request_ids: Sequence[str], reason: str) -> list[str]:
         """Cancel the first of these, `AT_ONCE` at most, as `abandon`. Those that need no further call.

@@ -13,7 +13,7 @@ from penstock.schemas.fold import FoldStep, Previewed, ResultFold, StatusFold, s
 from penstock.schemas.ids import is_derived_id
 from penstock.schemas.labels import NO_LABELS, Labels, labels_of
 from penstock.schemas.lifetimes import deadline_of, waits_from
-from penstock.schemas.limits import DEFAULT_LIMITS
+from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import partition_for
@@ -215,7 +215,7 @@ class RequestState:
             return NEVER_MS
         if self.cancelled_ms:
             return self.cancelled_ms
-        deadline_ms = self.deadline_ms or origin.append_time_ms + DEFAULT_LIMITS.max_ttl_ms
+        deadline_ms = self.deadline_ms or origin.append_time_ms + LIMITS.max_ttl_ms
         if self.status is not None and self.status.ttl_ms is not None:  # a worker chose one, as nobody named any
             return min(deadline_ms, origin.append_time_ms + self.status.ttl_ms)
         return deadline_ms

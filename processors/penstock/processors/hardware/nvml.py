@@ -25,9 +25,8 @@ _NOT_AVAILABLE = (1 << 64) - 1
 class NvmlProbe:
     """The library stays open between readings, as opening it may wake a card; after an error it is opened anew."""
 
-    def __init__(self, shown: str | None = None) -> None:
-        """`shown` is CUDA_VISIBLE_DEVICES; None: what the environment says."""
-        self._shown = os.environ.get("CUDA_VISIBLE_DEVICES") if shown is None else shown
+    def __init__(self) -> None:
+        self._shown = os.environ.get("CUDA_VISIBLE_DEVICES")
         self._nvml: Any = None
         self._devices: list[Shown] = []
         self._lists_processes = numbered_as_drivers_do()

@@ -36,9 +36,9 @@ Probe = Callable[[float], bool]
 class BrokerWatch:
     """`away` is what the last sign says; `wait` returns at the next sign that Kafka answers."""
 
-    def __init__(self, probe: Probe, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._loop = loop or asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="broker-watch")
         self._waiters: set[asyncio.Future[bool]] = set()
         self._probing: asyncio.Task[None] | None = None

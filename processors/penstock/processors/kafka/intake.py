@@ -32,8 +32,6 @@ from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.lifetimes import check_start, deadline_of, with_header
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
-    DEFAULT_LIMITS,
-    Limits,
     check_callback_url,
     parse_request_bytes,
     prepare_validation,
@@ -74,14 +72,12 @@ class Intake:
         names: TopicNames,
         partitions: Mapping[str, int],
         pools: Pools | None = None,
-        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._codec = codec
         self._heads = {names: codec.head(InferenceRequest, *names) for names in _IDENTITIES}
         self._pools = pools
         self._partitions = dict(partitions)
         self._counted_at_ms = float("-inf")
-        self._limits = limits
         prepare_validation()  # not at the first record that needs it
         self._class_of = {topic: names.class_of_topic(topic) for topic in partitions}
 
@@ -131,7 +127,6 @@ class Intake:
                     text,
                     request_id=partial(_made_up_id, place),
                     now_ms=place.append_time_ms,
-                    limits=self._limits,
                     topic_kind=kind_of_topic(place.topic),
                 )
                 return self._taken(request, place, origin, attempt, None, size)
@@ -151,8 +146,8 @@ class Intake:
                 labels=labels,
             )
         try:
-            validate_request(request, self._limits)
-            check_start(request, origin.append_time_ms, self._limits, clocks_differ_ms=CLOCKS_DIFFER_MS)
+            validate_request(request)
+            check_start(request, origin.append_time_ms, clocks_differ_ms=CLOCKS_DIFFER_MS)
         except (UnsupportedParameter, UnsupportedTask) as error:
             request = replace(request, callback_url=_callback(request.callback_url))
             return self._taken(request, place, origin, attempt, error, size)
@@ -192,7 +187,7 @@ class Intake:
             klass=self._class_of.get(place.topic) or priority_class(request.priority),
             line=line,
             attempt=attempt,
-            deadline_ms=deadline_of(request, origin.append_time_ms, self._limits),
+            deadline_ms=deadline_of(request, origin.append_time_ms),
             error=error,
             belongs_on=belongs_on,
             cost=1 if error is not None else estimated_cost(request),
@@ -215,7 +210,7 @@ class Intake:
             found,
             request=request,
             start_after_ms=request.start_after,
-            deadline_ms=deadline_of(request, appended_ms, self._limits),
+            deadline_ms=deadline_of(request, appended_ms),
             names_deadline=True,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from penstock.common.threads import DaemonThreads
@@ -65,13 +65,11 @@ class Machine:
         cpu_reserve_bytes: int = 0,
         gpu_reserve_bytes: int = 0,
         probes: Sequence[Probe] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The sizes are those of the section `memory`. `probes`: in place of this machine's own."""
-        self._clock = clock
         own: Sequence[Probe] = [CpuProbe(), NvmlProbe()] if probes is None else probes
         self._trees = DaemonThreads(1)
-        listed = [(probe, probe.devices()) for probe in (*own, SimulatedProbe(entries, clock=clock))]
+        listed = [(probe, probe.devices()) for probe in (*own, SimulatedProbe(entries))]
         self._readers = [_Reader(probe) for probe, devices in listed if devices]
         self.capacities: list[DeviceCapacity] = []
         self._facts: dict[str, DeviceFacts] = {}
@@ -124,7 +122,7 @@ class Machine:
 
     def unread(self) -> dict[str, tuple[str, float]]:
         """By device that cannot be measured: why, and for how many seconds."""
-        now = self._clock()
+        now = time.monotonic()
         return {device: (reason, now - since) for device, (reason, since) in self._unread_since.items()}
 
     # -- measuring
@@ -163,7 +161,7 @@ class Machine:
                 logger.warning("device.measured_again device=%s", device)
         elif device not in self._unread_since:
             logger.error("device.unread device=%s reason=%s: nothing is granted on it", device, reading.reason)
-            self._unread_since[device] = (reading.reason, self._clock())
+            self._unread_since[device] = (reading.reason, time.monotonic())
 
 
 def _entry_of(facts: DeviceFacts, entries: Sequence[DeviceSection]) -> tuple[int, DeviceSection | None]:

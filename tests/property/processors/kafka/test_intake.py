@@ -17,7 +17,7 @@ from penstock.schemas.codec import default_codec
 from penstock.schemas.costs import drawing_cost
 from penstock.schemas.ids import NAMESPACE, derived_request_id, idempotent_request_id
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
-from penstock.schemas.requests import DEFAULT_LIMITS
+from penstock.schemas.requests import LIMITS
 from penstock.schemas.topics import HEADER_ATTEMPT, HEADER_ORIGIN, TopicNames
 
 CODEC = default_codec()
@@ -132,4 +132,4 @@ def test_costs() -> None:
     assert cost("text_generation", {"messages": [{"role": "user", "content": "üüü"}]}) == 2 + 256
     assert cost("embedding", {"input": ["a", "b" * 8]}) == 3
     assert cost("image_generation", {"prompt": "x"}) == drawing_cost({})
-    assert DEFAULT_LIMITS.max_tokens >= 256
+    assert LIMITS.max_tokens >= 256

@@ -108,14 +108,14 @@ class Estimates:
         if peak_bytes > bound or len(learned.samples) > GROWN * learned.fitted:
             learned.lines = None  # else they hold for it too
 
-    def need(self, key: EstimateKey, shape: Shape, estimate_bytes: int, floor_bytes: int = 0) -> int:
-        """Bytes to book for a batch of this shape. `floor_bytes`: what its requests ask for themselves, at least."""
+    def need(self, key: EstimateKey, shape: Shape, estimate_bytes: int) -> int:
+        """Bytes to book for a batch of this shape."""
         learned = self._learned.get(key)
         if learned is None:
-            return max(floor_bytes, math.ceil(UNSEEN * estimate_bytes))
+            return math.ceil(UNSEEN * estimate_bytes)
         least = max((floor.bytes for floor in learned.floors if _covers(shape, floor.shape)), default=0)
         booked = self._booked(learned, shape, max(1, estimate_bytes))
-        return max(floor_bytes, least, math.ceil(booked))
+        return max(least, math.ceil(booked))
 
     def raise_after_oom(self, key: EstimateKey, shape: Shape, booked_bytes: int) -> int:
         """It ran out of memory with so much booked. What is booked for such a shape from now on, at least."""
