@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.refusals import refused
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.reruns import (
     Plan,
@@ -194,9 +195,8 @@ def test_the_idempotency_key_names_log_body_and_attempt() -> None:
 
 def test_a_fork_is_named_by_the_conversation_and_the_model() -> None:
     assert default_fork_id("trip", "org/chat:7b v2") == "trip-org-chat-7b-v2"
-    with pytest.raises(CliFailure, match="name another by --fork") as refused:
+    with refused(CliFailure, match="name another by --fork", exit_code=ExitCode.USAGE):
         default_fork_id("t" * 120, "c" * 20)
-    assert refused.value.exit_code == ExitCode.USAGE
 
 
 ITEMS = {"msg_3": 3, "3": 3, "fc_12_0": 12, "fco_4": 4}
@@ -207,6 +207,5 @@ def test_an_item_is_named_by_its_id_or_its_offset(item: str) -> None:
     if item in ITEMS:
         assert offset_of(item, "--after") == ITEMS[item]
         return
-    with pytest.raises(CliFailure, match="--after") as refused:
+    with refused(CliFailure, match="--after", exit_code=ExitCode.USAGE):
         offset_of(item, "--after")
-    assert refused.value.exit_code == ExitCode.USAGE
