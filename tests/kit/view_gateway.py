@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from kit.records import KEY, NAMES
 from penstock.common.reader import RawMessage
@@ -69,6 +69,12 @@ class ViewGateway:
     def close(self) -> None:
         self.store.close()
         self.threads.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def message(self, tp: TP, value: Record | bytes | None, **fields: Any) -> RawMessage:
         offset = self.next[tp]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kit.cli import Json, ScriptedGateway, invoke
+from kit.refusals import refused
 from penstock.cli.commands import bulk_requests
 from penstock.cli.commands.requests import WAITING
 from penstock.cli.failures import CliFailure, ExitCode
@@ -145,9 +146,8 @@ def test_ages_have_a_number_and_a_unit_and_others_are_refused(age: str) -> None:
     if age in AGES:
         assert bulk_requests.seconds_of(age) == AGES[age]
         return
-    with pytest.raises(CliFailure) as failed:
+    with refused(CliFailure, exit_code=ExitCode.USAGE):
         bulk_requests.seconds_of(age)
-    assert failed.value.exit_code is ExitCode.USAGE
 
 
 REPLAY = "GET /v1/conversations/trip/replay"

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from kit.cli import Json, scripted_gateway
+from kit.refusals import refused
 from penstock.cli import local_system, paths
 from penstock.cli.chosen_models import chat_model, remote_model
 from penstock.cli.failures import CliFailure, ExitCode
@@ -211,9 +212,8 @@ def test_models_by_hub_id_and_by_folder(tmp_path: Path) -> None:
     folder = tmp_path / "My Model"
     folder.mkdir()
     for name, reason in ((folder, r"no config\.json"), (tmp_path / "none.gguf", "no such file"), ("???", NOT_THERE)):
-        with pytest.raises(CliFailure, match=reason) as caught:
+        with refused(CliFailure, match=reason, exit_code=ExitCode.USAGE):
             chat_model(str(name), print)
-        assert caught.value.exit_code is ExitCode.USAGE
     (folder / "config.json").write_text("{}")
     assert chat_model(str(folder), print)["id"] == "my-model"
 

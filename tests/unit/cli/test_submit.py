@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit.cli import Json, ScriptedGateway, invoke
+from kit.refusals import refused
 from penstock.cli.commands import image_files, submit_image
 from penstock.cli.commands.common import Gateway
 from penstock.cli.commands.submit_words import OTHER_NAMES, with_command
@@ -139,9 +140,8 @@ def test_image_operations(operation: str, expected: Json) -> None:
 
 @pytest.mark.parametrize("wrong", ["512", "x512", "512x", "axb"])
 def test_image_sizes(wrong: str) -> None:
-    with pytest.raises(CliFailure) as caught:
+    with refused(CliFailure, exit_code=ExitCode.USAGE):
         submit_image.sides(wrong)
-    assert caught.value.exit_code == ExitCode.USAGE
     assert submit_image.sides("512x256") == {"width": 512, "height": 256}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from kit.refusals import refused
 from penstock.cli.paths import free_port
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
@@ -34,9 +35,8 @@ def transport(nobody: KafkaSettings) -> Iterator[Transport]:
 
 
 def test_a_record_over_the_limit_is_refused_with_the_limit(transport: Transport) -> None:
-    with pytest.raises(TooLarge, match="max_record_bytes = 1000") as refused:
+    with refused(TooLarge, match="max_record_bytes = 1000", details={"size_bytes": 1001, "limit_bytes": 1000}):
         transport.send("t", b"x" * 990, key=b"k" * 11)
-    assert refused.value.details == {"size_bytes": 1001, "limit_bytes": 1000}
 
 
 def test_a_full_local_queue_is_refused_at_once(transport: Transport) -> None:

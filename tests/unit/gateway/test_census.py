@@ -207,20 +207,12 @@ def test_facts_that_decide_whether_a_request_is_overdue(fact: str, value: Any, i
     assert not is_overdue(one, DUE_MS)
 
 
-def test_a_moved_record_is_looked_for_at_its_new_place() -> None:
-    one = entry()
-    one.moved_to = MOVED
-    (found,) = overdue([one], {("t", 3)}, DUE_MS)
-    assert (found.origin, found.tp, found.place.offset) == (ORIGIN, ("t", 3), 0)
-
-
-def test_readers_follow_the_origin_of_the_results() -> None:
-    """The same request stands twice, and its results name the second record."""
-    one = entry()
-    other = replace(ORIGIN, offset=9)
-    one.on_result(replace(OUTCOME, kind="chunk", status=None, text="a", text_offset=0, origin=other), 0)
-    (found,) = overdue([one], OWNED, DUE_MS)
-    assert (found.origin, found.place.offset) == (other, 9)
+def test_a_record_is_looked_for_where_it_was_moved_or_where_the_results_have_their_origin() -> None:
+    moved, followed, other = entry(), entry(), replace(ORIGIN, offset=9)
+    moved.moved_to = MOVED
+    followed.on_result(replace(OUTCOME, kind="chunk", status=None, text="a", text_offset=0, origin=other), 0)
+    found = overdue([moved, followed], {("t", 2), ("t", 3)}, DUE_MS)
+    assert [(one.origin, one.tp, one.place.offset) for one in found] == [(ORIGIN, ("t", 3), 0), (other, ("t", 2), 9)]
 
 
 @pytest.mark.parametrize(

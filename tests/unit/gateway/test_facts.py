@@ -109,16 +109,13 @@ def conversation_facts(view: Any = None, threads: Any = None) -> FactsOfConversa
     return FactsOfConversations(unused, view, unused, unused, KafkaSettings(), CODEC, threads)
 
 
-async def test_the_loop_looks_first_and_what_it_has_goes_before_the_file() -> None:
+async def test_the_loop_looks_first_and_what_it_has_goes_before_the_file(threads: Threads) -> None:
     unwritten = {"t.changed": record("changed", "new"), "t.gone": None, "t.broken": b"\0nothing"}
     written = {f"t.{name}": record(name, "old") for name in ("changed", "gone", "same", "former")}
-    view, threads = FactsView(unwritten, written), Threads()
+    view = FactsView(unwritten, written)
     names = ["changed", "gone", "same", "former", "broken", "none"]
     topic_ids = {name: "another" if name == "former" else "id" for name in names}
-    try:
-        found = await conversation_facts(view, threads).of_many("t", topic_ids)
-    finally:
-        threads.close()
+    found = await conversation_facts(view, threads).of_many("t", topic_ids)
     assert {name: one.title for name, one in found.items()} == {"changed": "new", "same": "old"}
     assert [what for what, _ in view.asked] == ["unwritten", "written"]
     assert view.asked[0][1] == threading.get_ident() != view.asked[1][1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,12 +86,13 @@ def test_nothing_to_read_says_nothing() -> None:
     assert Progress().text({}, 10) == Progress(begin={RESULT: 5}, goal={RESULT: 5}).text({RESULT: 5}, 10) == ""
 
 
-async def test_ends_that_were_read_beyond_are_not_believed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ends_that_were_read_beyond_are_not_believed_at_once(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, told = [100.0], {RESULT: 40, REQUEST: 7}
     view: Any = SimpleNamespace(offsets=lambda: {RESULT: 50, REQUEST: 7})
     monkeypatch.setattr(admin, "end_offsets", lambda settings, partitions, timeout_s: dict(told))
     monkeypatch.setattr(ends_module.time, "monotonic", lambda: now[0])
-    threads = Threads()
     ends = Ends(KafkaSettings(), view, threads)
     for _ in range(2):
         with pytest.raises(BrokerUnavailable, match=r"inference\.result that this gateway has read beyond"):
@@ -105,7 +106,6 @@ async def test_ends_that_were_read_beyond_are_not_believed_at_once(monkeypatch: 
         await ends.of_now(2)  # an hour later it is another time
     now[0] += ends_module.SHORT_S
     assert await ends.of_now(2) == told, "the log has lost its end"
-    threads.close()
 
 
 # -- topics that do not exist are remembered for a moment
@@ -160,13 +160,6 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     monkeypatch.setattr(admin, "partition_counts", made.partition_counts)
     monkeypatch.setattr(topic_watch, "time", SimpleNamespace(monotonic=lambda: made.now, time=lambda: made.now))
     return made
-
-
-@pytest.fixture
-def threads() -> Iterator[Threads]:
-    made = Threads()
-    yield made
-    made.close()
 
 
 def watch_of(tenants: Tenants, threads: Threads, conversations: Any = None) -> TopicWatch:

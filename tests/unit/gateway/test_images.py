@@ -7,7 +7,6 @@ import base64
 import hashlib
 import io
 import json
-from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -129,11 +128,6 @@ class Gateway:
         assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
         assert (self.parts.asked, self.store.used_bytes(TENANT)) == ([], used)
         return answer
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path / "artifacts")
 
 
 @pytest.fixture

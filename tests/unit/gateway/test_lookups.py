@@ -53,21 +53,19 @@ class Gateway(ViewGateway):
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    made = Gateway(tmp_path / "view.sqlite")
-    made.view.accepted(request())
-    yield made
-    made.close()
+    with Gateway(tmp_path / "view.sqlite") as made:
+        made.view.accepted(request())
+        yield made
 
 
 @pytest.fixture
 def of_the_file(tmp_path: Path) -> Iterator[Gateway]:
     """It has the requests `a` and `b`, and left both to its file."""
-    made = Gateway(tmp_path / "view.sqlite", held_live=0)
-    for request_id in "ab":
-        made.view.accepted(request(request_id))
-    made.put_aside()
-    yield made
-    made.close()
+    with Gateway(tmp_path / "view.sqlite", held_live=0) as made:
+        for request_id in "ab":
+            made.view.accepted(request(request_id))
+        made.put_aside()
+        yield made
 
 
 async def test_callers_are_sent_to_another_gateway_when_this_one_stops(gateway: Gateway) -> None:
@@ -236,10 +234,8 @@ def refetcher(monkeypatch: pytest.MonkeyPatch) -> Refetcher:
 @pytest.fixture(params=[1 << 20, 1], ids=["kept", "not-kept"])
 def site(tmp_path: Path, refetcher: Refetcher, request: pytest.FixtureRequest) -> Iterator[Site]:
     """Ended requests stay in memory, or they do not."""
-    made = Site(tmp_path / "view.sqlite", request.param)
-    yield made
-    made.threads.close()
-    made.close()
+    with Site(tmp_path / "view.sqlite", request.param) as made:
+        yield made
 
 
 async def test_an_outcome_is_read_once_and_held(site: Site, refetcher: Refetcher) -> None:
@@ -292,21 +288,19 @@ async def test_outcomes_that_are_waited_for_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refetcher: Refetcher
 ) -> None:
     monkeypatch.setattr(outcomes_module, "MOST_WANTED", 2)
-    site = Site(tmp_path / "view.sqlite")
+    with Site(tmp_path / "view.sqlite") as site:
 
-    async def look_at(offset: int) -> None:
-        entry = site.entry()
-        entry.terminal_offset = offset
-        await site.outcomes.whole(entry, 0.01)
+        async def look_at(offset: int) -> None:
+            entry = site.entry()
+            entry.terminal_offset = offset
+            await site.outcomes.whole(entry, 0.01)
 
-    for offset, error in ((0, BrokerUnavailable), (1, BrokerUnavailable), (1, BrokerUnavailable), (2, Overloaded)):
-        with pytest.raises(error):
-            await look_at(offset)
-    refetcher.on_gone(RESULTS, [0])
-    with pytest.raises(BrokerUnavailable):
-        await look_at(2)
-    site.threads.close()
-    site.close()
+        for offset, error in ((0, BrokerUnavailable), (1, BrokerUnavailable), (1, BrokerUnavailable), (2, Overloaded)):
+            with pytest.raises(error):
+                await look_at(offset)
+        refetcher.on_gone(RESULTS, [0])
+        with pytest.raises(BrokerUnavailable):
+            await look_at(2)
 
 
 # -- large outputs

@@ -109,9 +109,8 @@ class Gateway(ViewGateway):
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[Gateway]:
-    made = Gateway(tmp_path / "view.sqlite")
-    yield made
-    made.close()
+    with Gateway(tmp_path / "view.sqlite") as made:
+        yield made
 
 
 @pytest.fixture

@@ -117,22 +117,23 @@ class SlowKafka:
         assert await asyncio.wait_for(threads.lists.run(lambda: "a page"), 2) == "a page"
         self.released.set()
         await asyncio.gather(*asking)
-        threads.close()
 
 
-async def test_deliveries_that_wait_for_kafka_hold_up_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deliveries_that_wait_for_kafka_hold_up_no_list(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def found(*_: Any) -> Any:
         return SimpleNamespace(partition=0, timestamp_ms=1, headers=((HEADER_CALLBACK, b"http://h/"),))
 
-    kafka, threads = SlowKafka(), Threads()
+    kafka = SlowKafka()
     monkeypatch.setattr(deliveries, "read_delivery", kafka)
     requests: Any = SimpleNamespace(find=found, message=found)
     lookups = DeliveryLookups(requests, requests, KafkaSettings(), default_codec(), threads)
     await kafka.holds_up_no_list(threads, lambda: lookups.of_request("t", "r"))
 
 
-async def test_dead_letters_that_wait_for_kafka_hold_up_no_list() -> None:
-    kafka, threads, unused = SlowKafka(), Threads(), cast(Any, None)
+async def test_dead_letters_that_wait_for_kafka_hold_up_no_list(threads: Threads) -> None:
+    kafka, unused = SlowKafka(), cast(Any, None)
     letters: Any = SimpleNamespace(index=SimpleNamespace(page=lambda *_, **__: []), catch_up=kafka)
     redriving = Redriving(letters, unused, unused, unused, default_codec(), KafkaSettings(), threads)
     await kafka.holds_up_no_list(threads, lambda: redriving.forget(Caller(tenant="t"), "r"))

@@ -58,10 +58,9 @@ class Gateway(ViewGateway):
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     monkeypatch.setattr(turns_module, "READ_AT_ONCE", READ_AT_ONCE)
-    made = Gateway(tmp_path / "view.sqlite")
-    assert made.view.known.held_live_count == 0
-    yield made
-    made.close()
+    with Gateway(tmp_path / "view.sqlite") as made:
+        assert made.view.known.held_live_count == 0
+        yield made
 
 
 async def ids(gateway: Gateway) -> object:

@@ -150,9 +150,8 @@ class Gateway(ViewGateway):
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     monkeypatch.setattr(store_module, "RETRY_S", 0.01)
-    found = Gateway(tmp_path / "view.sqlite")
-    yield found
-    found.close()
+    with Gateway(tmp_path / "view.sqlite") as found:
+        yield found
 
 
 def types(client: Client) -> list[str]:

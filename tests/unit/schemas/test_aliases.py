@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.refusals import refused
 from penstock.schemas.aliases import (
     MANY_NAMES,
     MESSAGE_TYPES,
@@ -154,9 +155,8 @@ def test_a_size_has_its_unit(given: Any, size: int | None) -> None:
     if size is not None:
         assert read(asked).requirements == Requirements(vram_bytes=size)
         return
-    with pytest.raises(PenstockError, match="a size with its unit") as caught:
+    with refused(PenstockError, match="a size with its unit", param="modelProfile.requirements.vram"):
         read(asked)
-    assert caught.value.param == "modelProfile.requirements.vram"
 
 
 TIMES = ["2026-01-01T00:00:00Z", "2026-01-01T01:00:00+01:00", "2026-01-01T00:00:00", TIME_MS, TIME_MS // 1000]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kit.refusals import refused
 from penstock.common.reader import RawMessage
 from penstock.gateway.dead_letters.letters import request_of
 from penstock.gateway.queues.formats import BadMessage, read_llmd, read_penstock, sender_of
@@ -119,9 +120,8 @@ def test_what_cannot_be_read_fails_under_the_id_that_is_legible(value: bytes, te
 def test_senders_of_queues_hear_of_what_is_cut_off() -> None:
     cut = TEXT.encode()[:-9]
     assert (sender_of(cut, AT) or ("",))[0] == "mine"
-    with pytest.raises(BadMessage) as refused:
+    with refused(BadMessage, message_id="m"):
         read_llmd(b'{"id": "m", "deadline": "1", "payload": {"prompt": ')
-    assert refused.value.message_id == "m"
 
 
 VALUES: Any = st.recursive(

@@ -7,7 +7,6 @@ import json
 import uuid
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,11 +22,6 @@ from penstock.schemas.errors import InvalidRequest, NotFound, TenantLimit
 
 def made(tenant: str = "default", created_ms: int = 1_700_000_000_000) -> Batch:
     return new_batch(tenant, created_ms=created_ms, parts=(Part(1, 0, 10),), counts=Counts(1, 2, 3, 4, 5))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path)
 
 
 @pytest.fixture

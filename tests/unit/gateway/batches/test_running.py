@@ -170,11 +170,6 @@ class Service:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ArtifactStore:
-    return ArtifactStore(tmp_path)
-
-
-@pytest.fixture
 def kept(store: ArtifactStore) -> BatchStore:
     return BatchStore(store)
 

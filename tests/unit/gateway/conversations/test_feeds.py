@@ -31,10 +31,10 @@ Events = AsyncGenerator[bytes, None]
 class World:
     """A conversation, a hub that tells of it, and the feeds of one gateway."""
 
-    def __init__(self) -> None:
-        self.log, self.hub, self.threads = FakeLog(), Hub(), Threads()
+    def __init__(self, threads: Threads) -> None:
+        self.log, self.hub = FakeLog(), Hub()
         self.conversations: Conversations = reader(self.log)
-        self.feeds = Feeds(self.conversations, self.hub, self.threads, look_s=0.05)
+        self.feeds = Feeds(self.conversations, self.hub, threads, look_s=0.05)
 
     def append(self, *numbers: int, told: bool = True) -> None:
         for number in numbers:
@@ -51,10 +51,8 @@ class World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    made.threads.close()
+async def world(threads: Threads) -> World:
+    return World(threads)
 
 
 def taken(chunk: bytes) -> list[dict[str, Any]]:
@@ -232,9 +230,10 @@ def test_an_event_that_cannot_be_is_refused(event_id: str) -> None:
         Position.after(event_id, Place("id", 5))
 
 
-async def test_a_look_that_waited_for_kafka_is_soon_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_that_waited_for_kafka_is_soon_followed_by_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feeds_module, "LONGEST_PAUSE_S", 0.05)
-    made = World()
     looks: list[float] = []
 
     def moved(seen: object) -> list[tuple[str, str]]:
@@ -245,11 +244,10 @@ async def test_a_look_that_waited_for_kafka_is_soon_followed_by_the_next(monkeyp
             raise RuntimeError("no failure of one look ends them all")
         return []
 
-    monkeypatch.setattr(made.conversations, "moved", moved)
-    running = asyncio.create_task(made.feeds.run())
-    async with made.follower() as events:
+    monkeypatch.setattr(world.conversations, "moved", moved)
+    running = asyncio.create_task(world.feeds.run())
+    async with world.follower() as events:
         await anext(events)
         waiting = asyncio.ensure_future(anext(events))
         await wait_until_async(lambda: len(looks) >= 4, 3, lambda: f"looked at {looks}", promised=True)
         await end_all([waiting, running])
-    made.threads.close()

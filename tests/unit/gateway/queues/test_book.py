@@ -341,6 +341,8 @@ def test_a_request_in_our_own_format_is_checked(value: bytes, error: type[Except
         ([{"topic": "a", "result_topic": "b"}, {"topic": "b"}], "would be requests"),
         ([{"topic": "a b"}], "name of a topic"),
         ([{"topic": "a", "tenant": "A"}], "tenant must match"),
+        ([{"topic": "a", "extra": {f"x-{n}": "v" for n in range(65)}}], "more than 64 entries"),
+        ([{"topic": "a", "extra": {"x": "\ud800"}}], "surrogate"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(queues: list[dict[str, Any]], says: str) -> None:
