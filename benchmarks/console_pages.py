@@ -9,7 +9,8 @@ import asyncio
 import random
 import sys
 
-EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/admin/devices", "/v1/requests?limit=20")
+ADMIN_EVERY_2_S = ("problems", "stats", "devices", "waiting", "tenants")
+EVERY_2_S = (*(f"/v1/admin/{name}" for name in ADMIN_EVERY_2_S), "/v1/requests?limit=20")
 EVERY_10_S = ("/v1/stats", "/v1/admin/history?range_s=3600&step_s=60")
 
 

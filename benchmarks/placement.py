@@ -376,7 +376,7 @@ class Penstock:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._scheduler: Scheduler[Job] = Scheduler(aging_s=DEFAULTS.aging_s, aged_share=DEFAULTS.aged_share)
+        self._scheduler: Scheduler[Job] = Scheduler(aging_s=DEFAULTS.aging_s, aged_share=DEFAULTS.aged_share)  # pyright: ignore[reportInvalidTypeArguments]
         self._arrivals = {model: {klass: deque[Job]() for klass in RANKS} for model in world.models}
         self._rates = {model: UseRate() for model in world.models}
         self._saturated: dict[str, float] = {}

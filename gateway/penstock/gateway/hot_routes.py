@@ -37,6 +37,7 @@ async def one_request(request: Request) -> Response:
 
 # What open consoles ask for every two seconds.
 admin_stats, admin_problems, admin_devices = admin.admin_stats, admin.admin_problems, admin.admin_devices
+admin_waiting, admin_tenants = admin.admin_waiting, admin.admin_tenants
 
 
 class HotRoutes:

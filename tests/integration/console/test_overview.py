@@ -20,7 +20,7 @@ from worker_requests import engine, send
 LATE_S = 3.0
 SYSTEM = {
     "models": [engine(tokens=60, delay_ms=50)],
-    "gateway_options": {"worker_late_s": LATE_S},
+    "gateway_options": {"worker_late_s": LATE_S, "limits": {"tenants": {"crawler": {"outstanding": 3}}}},
     "worker_options": {"state_interval_s": 0.5},
 }
 
@@ -144,13 +144,26 @@ def test_a_question_by_keyboard_goes_on_when_its_worker_is_killed(
     assert gateway.request(request_id)["result"]["text"].strip() == whole.strip()
 
 
-def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(gateway: Process, open_page: Opener) -> None:
+def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(
+    system: System, gateway: Process, open_page: Opener
+) -> None:
     page = open_page(gateway)
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="pause the class low").click()
     told(page, "class_paused")
     request_id = gateway.submit(priority=9)
     told(page, "Affects: 1 request waits")
+    send(system, *({"request_id": f"crawl{at}", "tenant": "crawler", "priority": 9} for at in range(3)))
+    told(page, "Waiting: 4 requests")
+    told(page, "near a limit: outstanding 100\u00a0% (3 of 3)")
+    told(page, "tenant_near_limit")
+    line = page.locator("[aria-labelledby=waiting] tr", has_text="crawler")
+    wait_until(lambda: "paused" in line.inner_text(), 10, "the reason is told")
+    assert [*line.locator("td").all_inner_texts()[:4]] == ["3", "low", "noop", "crawler"]
+    assert violations(page) == []
+    page.get_by_role("link", name="3 requests of class low, noop, tenant crawler").click()
+    told(page, "3 requests here")
+    page.go_back()
     page.get_by_role("button", name="resume the class low").wait_for()
     page.get_by_role("button", name="pause the model noop").click()
     told(page, "model_paused")

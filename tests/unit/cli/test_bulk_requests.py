@@ -10,7 +10,6 @@ import pytest
 from kit.cli import Json, ScriptedGateway, invoke
 from kit.refusals import refused
 from penstock.cli.commands import bulk_requests
-from penstock.cli.commands.requests import WAITING
 from penstock.cli.failures import CliFailure, ExitCode
 
 CANCEL, TO = "POST /v1/requests/cancel", "POST /v1/requests/reprioritize"
@@ -194,28 +193,6 @@ def test_a_list_is_read_whole_before_its_first_line_is_written(
 
 def shown(request_id: str, status: str, created_at: str | None) -> Json:
     return {"request_id": request_id, "status": status, "done": False, "created_at": created_at}
-
-
-def test_what_moves_on_between_two_calls_is_listed_once_as_it_stands_last(gateway: ScriptedGateway) -> None:
-    """What was accepted before its request was read has no time yet."""
-    pages = [{"data": [], "has_more": False} for _ in WAITING]
-    pages[0]["data"] = [
-        shown("moves", "accepted", "2026-01-01T00:00:02Z"),
-        shown("new", "accepted", None),
-    ]
-    pages[1]["data"] = [
-        shown("moves", "queued", "2026-01-01T00:00:02Z"),
-        shown("old", "queued", "2026-01-01T00:00:01Z"),
-    ]
-    gateway.play({"GET /v1/requests": pages})
-    done = gateway.run("requests", "list", "--status", "waiting", "--json")
-    assert done.exit_code == 0, done.output
-    listed = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(found["request_id"], found["status"]) for found in listed] == [
-        ("moves", "queued"),
-        ("old", "queued"),
-        ("new", "accepted"),
-    ]
 
 
 @pytest.mark.parametrize(("limit", "more"), [(3, False), (2, True)])

@@ -15,7 +15,7 @@ from kit.records import outcome, request, status, worker
 from penstock.common.clock import now_ms
 from penstock.gateway.service import ending_lost
 from penstock.gateway.service.ending_lost import EndingLost
-from penstock.gateway.view.census import Census, Kind
+from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.follower import Readiness
 from penstock.gateway.view.lost_requests import (
@@ -28,15 +28,17 @@ from penstock.gateway.view.lost_requests import (
     owned_partitions,
     passed_over,
 )
+from penstock.gateway.view.wait_counts import Kind, LineId
 from penstock.schemas.limits import LIMITS
-from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, StatusEvent, WorkerState
+from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, StatusEvent, WaitingFor, WorkerState
 from penstock.schemas.topics import CLASSES, TP, priority_class
 
 STATUSES = ("accepted", "queued", "running", "retrying")
 
 
 def event(number: int, name: str, attempt: int) -> StatusEvent:
-    return status(name, f"r{number}", attempt=attempt, model="m" if number % 2 else "n")
+    reason = WaitingFor(reason="memory" if number % 3 else "class") if name == "queued" else None
+    return status(name, f"r{number}", attempt=attempt, model="m" if number % 2 else "n", waiting_for=reason)
 
 
 def accept(entry: Entry, number: int, time_ms: int) -> None:
@@ -82,6 +84,7 @@ def test_the_census_counts_what_a_plain_count_finds(steps: list[tuple[int, str, 
             requests, since_ms = expected_kinds[one.kind]
             assert one.requests == requests
             assert one.since_ms == since_ms or 0 <= (since_ms or 0) - (one.since_ms or 0) < 1_000
+        assert lines_of(census) == waiting_by_line(live)
         for tenant in tenants:
             own = {number: entry for number, entry in live.items() if entry.tenant == tenant}
             assert {name: census.live(name, tenant) for name in CLASSES} == by_class(own)
@@ -121,6 +124,25 @@ def waiting_by_kind(live: dict[int, Entry]) -> dict[Kind, tuple[int, int | None]
         kind: (len(same), min((one.waits_from_ms for one in same if one.accepted_ms), default=None))
         for kind, same in kinds.items()
     }
+
+
+def lines_of(census: Census) -> dict[LineId, tuple[int, dict[str, int]]]:
+    lines = ((line_id, line.waiting.due(NOW_MS), dict(line.reasons)) for line_id, line in census.lines.waiting())
+    return {line_id: (depth, reasons) for line_id, depth, reasons in lines if depth}
+
+
+def waiting_by_line(live: dict[int, Entry]) -> dict[LineId, tuple[int, dict[str, int]]]:
+    lines: dict[LineId, tuple[int, dict[str, int]]] = {}
+    for one in live.values():
+        if one.status is not None and one.status.rank >= STATUS_RANKS["running"]:
+            continue
+        line_id = (one.tenant, priority_class(one.priority), (one.task, one.model, one.pool))
+        depth, reasons = lines.setdefault(line_id, (0, {}))
+        if one.status is not None and one.status.waiting_for is not None:
+            reason = one.status.waiting_for.reason
+            reasons[reason] = reasons.get(reason, 0) + 1
+        lines[line_id] = depth + is_waiting(one), reasons
+    return {line_id: (depth, reasons) for line_id, (depth, reasons) in lines.items() if depth}
 
 
 @pytest.mark.parametrize("others_wait", [False, True])

@@ -18,7 +18,7 @@ def noted(*ids: str, most: int = 100) -> tuple[Changes, str]:
     return changes, cursor
 
 
-def since(changes: Changes, cursor: str, *, most: int = 100, now_s: float = 9.0, tenant: str = "t") -> Changed:
+def since(changes: Changes, cursor: str, *, most: int = 100, now_s: float = 9.0, tenant: str | None = "t") -> Changed:
     found = changes.since(cursor, tenant, most, now_s)
     assert found is not None
     return found
@@ -36,6 +36,7 @@ def test_parts_follow_each_other_and_other_tenants_are_not_told() -> None:
     rest = since(changes, part.cursor, most=2)
     assert (ids(rest), rest.has_more) == (["c"], False)
     assert ids(since(changes, cursor, tenant="other")) == ["d"]
+    assert ids(since(changes, cursor, tenant=None)) == ["a", "b", "c", "d"]
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "ask", "later", "another asks"]), max_size=60))
@@ -87,6 +88,7 @@ def test_many_changes_of_one_tenant_reset_no_other_that_has_heard_of_its_own() -
     assert ids(since(changes, heard, now_s=10)) == []
     assert changes.since(cursor, "t", 10, 10) is None, "a is not remembered"
     assert changes.since(heard, "other", 10, 10) is None, "nor is x"
+    assert changes.since(heard, None, 10, 10) is None
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c", "ask", "later"]), max_size=60), st.integers(1, 3))

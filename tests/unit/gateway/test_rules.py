@@ -161,7 +161,7 @@ def test_files_and_hot_routes() -> None:
     """The framework redirects a path with a slash at its end; until then the same limits apply to its body."""
     assert TABLE.rules("POST", "/v1/artifacts/").takes is Takes.FILE
     hot = {key for key, declared in ROUTES.items() if declared.rules.hot is not None}
-    of_consoles = {("GET", f"/v1/admin/{name}") for name in ("stats", "problems", "devices")}
+    of_consoles = {("GET", f"/v1/admin/{name}") for name in ("stats", "waiting", "tenants", "problems", "devices")}
     of_requests = {("POST", "/v1/requests"), ("POST", "/v1/chat/completions"), ("GET", "/v1/requests/{request_id}")}
     assert hot == of_requests | of_consoles
 

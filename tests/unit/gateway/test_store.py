@@ -15,8 +15,8 @@ import pytest
 from kit.records import ORIGIN, RESULTS, chunk, outcome, request
 from kit.view_gateway import execute
 from penstock.common import log_copies
+from penstock.gateway.view import request_pages, view_file
 from penstock.gateway.view import store as store_module
-from penstock.gateway.view import view_file
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
@@ -139,7 +139,8 @@ def page(
     where: Any = ALL,
     tenant: str = "default",
 ) -> list[Entry] | None:
-    return store.page(tenant, limit=limit, after=after, newest_first=newest_first, where=where)
+    behind = None if after is None else (tenant, after)
+    return store.page(tenant, limit=limit, after=behind, newest_first=newest_first, where=where)
 
 
 # -- what is written
@@ -396,6 +397,36 @@ def test_pages_in_both_orders(store: Store, newest_first: bool, limit: int) -> N
         assert page(store, after=unknown, newest_first=newest_first) is None
 
 
+@pytest.mark.parametrize("status", [None, "waiting"])
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize("limit", [1, 3, 20])
+def test_pages_of_all_tenants_in_both_orders(store: Store, newest_first: bool, limit: int, status: str | None) -> None:
+    """By the time of acceptance, then by id, then by tenant: also of requests that have one id and one time."""
+    entries = [new_entry(f"r{at // 2}", tenant=f"t{at % 3}", accepted_ms=1_000 + at // 4) for at in range(16)]
+    for entry in entries[:3]:
+        ended(entry)
+    write(store, 1, *entries)
+    found: list[Entry] = []
+    while part := store.page(
+        None,
+        limit=limit,
+        after=found[-1].key if found else None,
+        newest_first=newest_first,
+        where=RequestFilter(status=status),
+    ):
+        found += part
+    wanted = entries if status is None else entries[3:]
+    order = sorted(((e.accepted_ms, e.request_id, e.tenant) for e in wanted), reverse=newest_first)
+    assert [(e.accepted_ms, e.request_id, e.tenant) for e in found] == order
+
+
+def test_a_list_of_too_many_tenants_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_pages, "MOST_TENANTS", 2)
+    write(store, 1, *(new_entry("r", tenant=f"t{at}") for at in range(3)))
+    with pytest.raises(Overloaded, match="name one"):
+        store.page(None, limit=1, after=None, newest_first=True)
+
+
 LABELLED: list[dict[str, Any]] = [
     {"request_id": "a", "user_id": "u", "metadata": {"correlation_id": "k"}},
     {"request_id": "b", "user_id": "u", "session_id": "s", "model": "m"},
@@ -419,6 +450,8 @@ LABELLED: list[dict[str, Any]] = [
         ({"conversation_id": "c", "status": "completed"}, "e"),
         ({"status": "completed"}, "ef"),
         ({"status": "accepted"}, "abcd"),
+        ({"status": "waiting"}, "abcd"),
+        ({"status": "waiting", "klass": "low"}, "cd"),
         ({"task": "embedding"}, "d"),
         ({"task": "embedding", "status": "completed"}, ""),
         ({"model": "m"}, "bd"),
@@ -458,7 +491,7 @@ def test_erased_requests_are_known_and_not_listed(store: Store) -> None:
         ({"task": "embedding", "klass": "low", "model": "m"}, "COVERING INDEX by_time"),
         ({"id_contains": "r", "accepted_until_ms": 5}, "COVERING INDEX by_time"),
         ({"status": "completed"}, "COVERING INDEX by_status"),
-        ({"status": "completed", "task": "embedding"}, "COVERING INDEX by_status"),
+        ({"status": "waiting", "task": "embedding"}, "COVERING INDEX by_status"),
         ({"conversation_id": "c"}, "INDEX by_conversation"),
         ({"status": "completed", "conversation_id": "c"}, "INDEX by_both"),
         ({"user_id": "u", "status": "completed"}, "INDEX by_user"),
@@ -484,11 +517,13 @@ def test_a_page_reads_its_own_rows_alone(
     connection.set_trace_callback(asked.append)
     page(store, after=after, newest_first=newest_first, where=RequestFilter(**filters))
     connection.set_trace_callback(None)
-    steps = list(connection.execute(f"EXPLAIN QUERY PLAN {asked[-1]}"))
-    plan = " ".join(str(row[3]) for row in steps if row[1])  # the rest reads and sorts what is on the page
-    assert f"USING {index} (" in plan
-    assert "TEMP B-TREE" not in plan
-    assert after is None or "(accepted_ms,request_id)" in plan or "accepted_ms" in plan.split(index)[1]
+    scans = [query for query in asked if "INDEXED BY" in query]
+    assert scans
+    for query in scans:
+        plan = " ".join(str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {query}"))
+        assert f"USING {index} (" in plan
+        assert "TEMP B-TREE" not in plan
+        assert after is None or "(accepted_ms,request_id)" in plan or "accepted_ms" in plan.split(index)[1]
 
 
 def test_deleted_facts_are_in_none_of_the_files(path: Path) -> None:

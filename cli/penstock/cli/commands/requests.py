@@ -21,7 +21,6 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 from penstock.schemas.records import STATUS_RANKS
 
-WAITING = tuple(name for name, rank in STATUS_RANKS.items() if rank < STATUS_RANKS["completed"] and name != "running")
 Tenant = Annotated[str | None, typer.Option(help="Those of this tenant.")]
 RequestId = Annotated[str, typer.Argument(help="The request's id, as `penstock submit` printed it.")]
 
@@ -65,11 +64,7 @@ def list_requests(
         text = f"--status {status}: there are waiting (all that wait), {', '.join(STATUS_RANKS)}"
         raise CliFailure(text, exit_code=ExitCode.USAGE)
     root = "/v1/requests" if tenant is None else "/v1/admin/requests"
-    statuses = WAITING if status == "waiting" else (status,)
-    found = [one for each in statuses for one in gateway.pages(root, limit + 1, **wanted, status=each, order="desc")]
-    if len(statuses) > 1:  # one that moves on between two calls is in both answers: the later one counts
-        newest = {one["request_id"]: one for one in found}.values()
-        found = sorted(newest, key=lambda one: one["created_at"] or "", reverse=True)
+    found = list(gateway.pages(root, limit + 1, **wanted, status=status, order="desc"))
     columns = ["request", "task", "status", "priority", "model", "created", "why"]
     names = ("request_id", "task", "status", "priority", "model", "created_at")
 

@@ -251,6 +251,9 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/admin/problems"): _shared(replace(ADMIN, hot=hot_routes.admin_problems), operator_answers.Problems),
     ("GET", "/v1/admin/devices"): _shared(replace(ADMIN, hot=hot_routes.admin_devices), Page[operator_answers.Device]),
     ("GET", "/v1/admin/gateways"): _shared(ADMIN, Page[operator_answers.GatewayReport]),
+    ("GET", "/v1/waiting"): _shared(READ, operator_answers.AllWaiting),
+    ("GET", "/v1/admin/waiting"): _shared(replace(ADMIN, hot=hot_routes.admin_waiting), operator_answers.AllWaiting),
+    ("GET", "/v1/admin/tenants"): _shared(replace(ADMIN, hot=hot_routes.admin_tenants), operator_answers.Tenants),
     ("GET", "/v1/admin/history"): _shared(ADMIN, operator_answers.History),
     ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),
     ("POST", "/v1/admin/models"): _route(

@@ -143,6 +143,11 @@ class TokenBucket:
         self._refill(now)
         return max(0, math.floor(self._level))
 
+    def used(self, now: float) -> float:
+        """Permits that are taken; more than `burst` in debt."""
+        self._refill(now)
+        return self.burst - self._level
+
     def reset_s(self, now: float) -> float:
         """Seconds until the bucket is full."""
         self._refill(now)

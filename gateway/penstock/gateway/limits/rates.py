@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 WINDOW_S = 60
 
 
@@ -11,8 +13,8 @@ class Rate:
     __slots__ = ("_counts", "_seconds")
 
     def __init__(self) -> None:
-        self._seconds = [0] * WINDOW_S
-        self._counts = [0] * WINDOW_S
+        self._seconds = array("q", [0] * WINDOW_S)
+        self._counts = array("I", [0] * WINDOW_S)
 
     def count(self, time_ms: int) -> None:
         """One event at a time in ms since the epoch."""

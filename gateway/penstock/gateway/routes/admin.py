@@ -27,6 +27,27 @@ async def stats(request: Request) -> dict[str, Any]:
     return {**facts, "key_id": caller.key_id, "scopes": sorted(caller.scopes), "limits": limits.to_dict()}
 
 
+@router.get("/waiting", summary="What of the caller's tenant waits, by class and model, and when it will be empty")
+async def own_waiting(request: Request) -> Response:
+    """The longest lines first, at most 100."""
+    facts, tenant = service_of(request).facts, caller_of(request).tenant
+    return await _shared(request, lambda: facts.waiting(tenant))
+
+
+@router.get("/admin/waiting", summary="What waits, by tenant, class and model, and when it will be empty")
+async def admin_waiting(request: Request) -> Response:
+    """The longest lines first, at most 100."""
+    facts = service_of(request).facts
+    return await _shared(request, lambda: facts.waiting(None))
+
+
+@router.get("/admin/tenants", summary="What each tenant has under way, its share, and how near it is to its limits")
+async def admin_tenants(request: Request) -> Response:
+    """Those near a limit first, then the busiest, at most 100."""
+    facts, limits_of = service_of(request).facts, context_of(request).allowances.limits_of
+    return await _shared(request, lambda: facts.tenants(limits_of))
+
+
 @router.get("/admin/stats", summary="All tenants together: queues, rates, clients, workers, models")
 async def admin_stats(request: Request) -> Response:
     return await _shared(request, service_of(request).facts.stats)

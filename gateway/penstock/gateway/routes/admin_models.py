@@ -66,7 +66,8 @@ async def remove_model(request: Request, model_id: str, pool: Pool = None) -> di
 @router.get("/orders", summary="What people ordered of models and classes: by whom, and since when")
 async def list_orders(request: Request) -> dict[str, Any]:
     """Only what is in force: that makes a model or a class other than the workers' files have it."""
-    return page(await service_of(request).model_orders.in_force(), id_field="name")
+    found = await service_of(request).model_orders.in_force()
+    return page(found, ids=[one["name"] for one in found])
 
 
 @router.get("/orders/{revision}", summary="Which live workers of the pool have observed an order")

@@ -24,15 +24,17 @@ def _shown(entry: Entry, public: Mapping[str, Any]) -> dict[str, Any]:
     return {"tenant": entry.tenant, **request_lists.facts(entry, public)}
 
 
-@router.get("", summary="A tenant's requests, or those that changed, without their content")
+@router.get("", summary="A tenant's requests or those of all, or those that changed, without their content")
 async def list_requests(
     request: Request,
     where: Annotated[RequestFilter, Depends(queried)],
     asked: Annotated[request_lists.Asked, Depends(request_lists.asked)],
-    tenant: Annotated[str | None, Query(description="Whose requests; the key's tenant by default.")] = None,
+    tenant: Annotated[
+        str | None, Query(description="Whose requests; the key's tenant by default, `*` for those of all.")
+    ] = None,
 ) -> Response:
     """With `waiting_for` and `detail`: why each of them waits."""
-    named = check_tenant(tenant or caller_of(request).tenant)
+    named = None if tenant == ALL_TENANTS else check_tenant(tenant or caller_of(request).tenant)
     return await request_lists.answer(request, named, asked, where, show=_shown, show_changed=_shown)
 
 

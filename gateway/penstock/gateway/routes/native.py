@@ -198,7 +198,7 @@ async def get_input(request: Request, request_id: str) -> Response:
 async def list_deliveries(request: Request, request_id: str) -> dict[str, Any]:
     """One delivery with its attempts; none without `callback_url`, and until the first call has ended."""
     data = await service_of(request).deliveries.of_request(caller_of(request).tenant, request_id)
-    return page(data, id_field="webhook_id")
+    return page(data, ids=[one["webhook_id"] for one in data])
 
 
 @router.get("/requests/{request_id}/events", summary="What happens to a request, as server-sent events")

@@ -56,6 +56,68 @@ class Problems(Answer):
     data: list[SystemProblem]
 
 
+class LineRates(Answer):
+    """Means over the last minute. `left_per_s`: began to run, or ended."""
+
+    accepted_per_s: float
+    left_per_s: float
+
+
+class WaitingLine(Answer):
+    """Requests of one tenant, class, task, model and pool that wait and may start now."""
+
+    object: Literal["waiting.line"]
+    tenant: str
+    klass: Annotated[str, Field(alias="class", description="high, medium or low.")]
+    task: str
+    model: Annotated[str | None, Field(description="Null: a request left the choice, and no worker has made it.")]
+    pool: str | None
+    depth: int
+    oldest_age_s: float | None
+    rates: LineRates
+    empty_in_s: Annotated[float | None, Field(description="At the rates of the last seconds; null: never.")]
+    reasons: Annotated[
+        dict[str, int],
+        Field(description="What they wait for, the commonest first, as the newest status of each says."),
+    ]
+
+
+class AllWaiting(Answer):
+    """What waits, the longest lines first."""
+
+    object: Literal["waiting"]
+    depth: Annotated[int, Field(description="Of all lines, also of those that are left out.")]
+    data: list[WaitingLine]
+    omitted: Annotated[int, Field(description="Lines beyond the first 100.")]
+
+
+class UsedLimit(Answer):
+    used: int
+    limit: int
+
+
+class TenantShare(Answer):
+    """A tenant that has requests under way, or had some in the last minute."""
+
+    object: Literal["tenant"]
+    tenant: str
+    outstanding: int
+    waiting: int
+    share: Annotated[float, Field(description="Its part of the requests that run or ended in the last minute, 0 to 1.")]
+    rates: Rates
+    limits: Annotated[
+        dict[str, UsedLimit], Field(description="Its limits that are counted in the log, with what is used of each.")
+    ]
+
+
+class Tenants(Answer):
+    """Those near a limit first, then the busiest."""
+
+    object: Literal["tenants"]
+    data: list[TenantShare]
+    omitted: Annotated[int, Field(description="Tenants beyond the first 100.")]
+
+
 Counts = Annotated[list[int | None], Field(description="By step; null before the first of which anything is known.")]
 
 

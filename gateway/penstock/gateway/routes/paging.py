@@ -25,9 +25,9 @@ class Part(Generic[T]):
     has_more: bool
     end: str | None
 
-    def page(self, shown: Sequence[dict[str, Any]], id_field: str = "id") -> dict[str, Any]:
+    def page(self, shown: Sequence[dict[str, Any]], ids: Sequence[str] | None = None) -> dict[str, Any]:
         """The items as they are shown, as a page."""
-        made = page(shown, has_more=self.has_more, id_field=id_field)
+        made = page(shown, has_more=self.has_more, ids=ids)
         return {**made, "last_id": f"{made['last_id']}@{self.end}"} if self.end is not None and shown else made
 
 
@@ -63,9 +63,11 @@ async def read_part(
     return Part(items=found[:limit], has_more=len(found) > limit, end=end if len(found) > limit else None)
 
 
-def page(items: Sequence[dict[str, Any]], *, has_more: bool = False, id_field: str = "id") -> dict[str, Any]:
-    """One page; `has_more` when others follow."""
-    ids = [item.get(id_field) for item in items]
+def page(
+    items: Sequence[dict[str, Any]], *, has_more: bool = False, ids: Sequence[str | None] | None = None
+) -> dict[str, Any]:
+    """One page; `has_more` when others follow. `ids` name the items, in place of their field `id`."""
+    ids = [item.get("id") for item in items] if ids is None else ids
     return {
         "object": "list",
         "data": list(items),

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query
 
 from penstock.common.clock import now_ms
-from penstock.gateway.view.filters import RequestFilter
+from penstock.gateway.view.filters import WAITING, RequestFilter
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import PAYLOAD_FIELDS, STATUS_RANKS
 from penstock.schemas.topics import CLASSES
@@ -18,7 +18,7 @@ MOST_AGE_S = 10 * 24 * 3_600
 def checked(where: RequestFilter) -> RequestFilter:
     """The filter itself. Raises InvalidRequest for a status, task or class that no request ever has."""
     for name, value, known in (
-        ("status", where.status, STATUS_RANKS),
+        ("status", where.status, (*STATUS_RANKS, WAITING)),
         ("task", where.task, PAYLOAD_FIELDS),
         ("class", where.klass, CLASSES),
     ):
@@ -28,7 +28,9 @@ def checked(where: RequestFilter) -> RequestFilter:
 
 
 def queried(
-    status: str | None = None,
+    status: Annotated[
+        str | None, Query(description="`waiting`: any of a request that has not ended and does not run.")
+    ] = None,
     conversation_id: str | None = None,
     user_id: str | None = None,
     session_id: str | None = None,

@@ -17,6 +17,7 @@ from penstock.gateway.service.service import GatewayService
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.outputs import json_bytes
+from penstock.gateway.view.request_state import Key
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.labels import Labels
 
@@ -63,7 +64,7 @@ def asked(
 
 async def answer(
     request: Request,
-    tenant: str,
+    tenant: str | None,
     asked: Asked,
     where: RequestFilter,
     *,
@@ -71,7 +72,8 @@ async def answer(
     show: Show,
     show_changed: Show,
 ) -> Response:
-    """A page, or changes. `reached` matches what the caller may see; `show` and `show_changed` make an item of it.
+    """A page, or changes, of a tenant or of all. `reached` matches what the caller may see; `show` and `show_changed`
+    make an item of it.
 
     Raises as `Lookups.page`.
     """
@@ -85,26 +87,44 @@ async def answer(
     return await context_of(request).shared.answer(request, caller_of(request), make)
 
 
-async def _page(service: GatewayService, tenant: str, asked: Asked, where: RequestFilter, show: Show) -> Json:
+async def _page(service: GatewayService, tenant: str | None, asked: Asked, where: RequestFilter, show: Show) -> Json:
     async def read(after: str | None, limit: int, newest_first: bool) -> list[Entry]:
-        return await service.lookups.page(tenant, limit=limit, after=after, newest_first=newest_first, where=where)
+        behind = None if after is None else _key(after, tenant)
+        return await service.lookups.page(tenant, limit=limit, after=behind, newest_first=newest_first, where=where)
 
     cursor = service.lookups.changes_cursor()
     part: Part[Entry] = await read_part(
         read, lambda entry: number(entry.accepted_ms), asked.after, asked.limit, asked.order
     )
-    return {**part.page(_shown(service, part.items, show), "request_id"), "cursor": cursor}
+    ids = [_id(entry.key, tenant) for entry in part.items]
+    return {**part.page(_shown(service, part.items, show), ids), "cursor": cursor}
 
 
 async def _changes(
-    service: GatewayService, tenant: str, asked: Asked, where: RequestFilter, reached: RequestFilter, show: Show
+    service: GatewayService, tenant: str | None, asked: Asked, where: RequestFilter, reached: RequestFilter, show: Show
 ) -> Json:
     found = await service.lookups.changes(tenant, asked.changed_since or "", where, reached, asked.limit)
     if found is None:
         return {**paged([]), "cursor": None, "left": [], "reset": True}
-    shown = _shown(service, found.entries, show)
-    made = paged(shown, has_more=found.has_more, id_field="request_id")
-    return {**made, "cursor": found.cursor, "left": found.left, "reset": False}
+    ids = [_id(entry.key, tenant) for entry in found.entries]
+    made = paged(_shown(service, found.entries, show), has_more=found.has_more, ids=ids)
+    left = [_id(key, tenant) for key in found.left]
+    return {**made, "cursor": found.cursor, "left": left, "reset": False}
+
+
+def _id(key: Key, tenant: str | None) -> str:
+    """Of a request in a list: `TENANT/REQUEST_ID` in one of all tenants."""
+    return key[1] if tenant is not None else "/".join(key)
+
+
+def _key(item_id: str, tenant: str | None) -> Key:
+    """Raises InvalidRequest for an id that no list of all tenants has."""
+    if tenant is not None:
+        return tenant, item_id
+    named, slash, request_id = item_id.partition("/")
+    if not slash:
+        raise InvalidRequest("after must be TENANT/REQUEST_ID, as last_id has it, in a list of all", param="after")
+    return named, request_id
 
 
 def _shown(service: GatewayService, entries: Any, show: Show) -> list[Json]:

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.common.clock import now_ms
 from penstock.common.labels import NONE, OTHER
 from penstock.common.model_pools import pool_of
+from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
 from penstock.gateway.service.models import public_models
@@ -17,6 +18,8 @@ from penstock.gateway.service.open_transactions import Brokers, OpenTransactions
 from penstock.gateway.service.planning import plan
 from penstock.gateway.service.problems import LOAD_S, Load, Seen
 from penstock.gateway.service.run_times import RunTimes
+from penstock.gateway.service.tenant_shares import tenants_json
+from penstock.gateway.service.waiting import all_waiting_json
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.fleet import SERVING, STOPPED, KnownModels
@@ -247,6 +250,14 @@ class Facts:
             "outcomes": dict(work.outcomes),
             "conversations": len(work.conversations),
         }
+
+    def waiting(self, tenant: str | None) -> dict[str, Any]:
+        """What waits, of one tenant or of all, by tenant, class and model."""
+        return all_waiting_json(self._view.census.lines.waiting(tenant), self.liveness(), now_ms())
+
+    def tenants(self, limits_of: Callable[[str], Limits]) -> dict[str, Any]:
+        """What each tenant has under way, and how near it is to its limits."""
+        return tenants_json(self._view.tenants, self._view.census.lines, limits_of, now_ms())
 
     def devices(self) -> list[dict[str, Any]]:
         """Each device of each worker, as its last report has it, in bytes; null is what it does not tell."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.common.tasks import set_within
+from penstock.gateway.service.selection import ALL_TENANTS
 from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
@@ -46,7 +47,7 @@ class ChangedRequests:
     cursor: str
     has_more: bool
     entries: list[Entry] = field(default_factory=list[Entry])
-    left: list[str] = field(default_factory=list[str])
+    left: list[Key] = field(default_factory=list[Key])
 
 
 class Lookups:
@@ -162,14 +163,14 @@ class Lookups:
             return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
         return await on_output_thread(lambda: json_bytes(entry.to_json(whole=True)))
 
-    async def page(self, tenant: str, **options: Any) -> list[Entry]:
-        """A page of the tenant's requests, as `Store.page` has it, with what has happened until now.
+    async def page(self, tenant: str | None, **options: Any) -> list[Entry]:
+        """A page of a tenant's requests, or of all tenants', as `Store.page` has it, with what has happened until now.
 
         Raises InvalidRequest when `after` names no request.
         """
         await self._follower.read_commands()
         await self._written()
-        entries = await self._threads.lists.run_for(tenant, self._view.page, tenant, **options)
+        entries = await self._threads.lists.run_for(tenant or ALL_TENANTS, self._view.page, tenant, **options)
         if entries is None:
             raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
         newest = [self._view.in_memory(entry.key) or entry for entry in entries]
@@ -181,11 +182,12 @@ class Lookups:
         return self._view.changes.cursor(time.monotonic())
 
     async def changes(
-        self, tenant: str, cursor: str, where: RequestFilter, reached: RequestFilter, limit: int
+        self, tenant: str | None, cursor: str, where: RequestFilter, reached: RequestFilter, limit: int
     ) -> ChangedRequests | None:
-        """Up to `limit` requests of a tenant that changed behind a cursor, as they are now. None as `Changes.since`.
+        """Up to `limit` requests of a tenant, or of all, that changed behind a cursor, as they are now.
 
-        Those that `reached` does not match are left out. None also if it may have matched what is gone or erased.
+        None as `Changes.since`. Those that `reached` does not match are left out. None also if it may have matched what
+        is gone or erased.
         """
         await self._follower.read_commands()
         changed = self._view.changes.since(cursor, tenant, limit, time.monotonic())
@@ -201,7 +203,7 @@ class Lookups:
             if entry is not None and not reached.matches(entry):
                 continue
             if entry is None or entry.erased or not where.matches(entry):
-                found.left.append(key[1])
+                found.left.append(key)
             else:
                 found.entries.append(entry)
         return found

@@ -5,21 +5,14 @@ It holds counts of all, and entries of those alone that are in memory: see `Know
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.wait_counts import Kind, Lines, WaitCount, add_to
 from penstock.schemas.topics import CLASSES, priority_class
-
-Kind = tuple[str, str | None, str | None]
-"""(task, model that was asked for or chosen, pool)"""
-
-MOST_EMPTY = 50
-AGES_MS = 1_000
-"""Requests that were accepted within so long of each other are of one age."""
 
 
 class Counted(NamedTuple):
@@ -34,6 +27,8 @@ class Counted(NamedTuple):
     """When it may start, if that is later than it was accepted."""
     started_ms: int | None = None
     """When one that does not wait began to run."""
+    reason: str | None = None
+    """What one that waits was last said to wait for."""
 
 
 def counted_as(entry: Entry) -> Counted:
@@ -41,7 +36,9 @@ def counted_as(entry: Entry) -> Counted:
     klass = priority_class(entry.priority)
     from_ms = entry.waits_from_ms if entry.waits_from_ms > entry.accepted_ms else None
     if entry.waits:
-        return Counted(klass, (entry.task, entry.model, entry.pool), None, from_ms)
+        waiting = None if entry.status is None else entry.status.waiting_for
+        reason = None if waiting is None else waiting.reason
+        return Counted(klass, (entry.task, entry.model, entry.pool), None, from_ms, None, reason)
     return Counted(klass, None, entry.model if entry.status_name == "running" else None, from_ms, entry.started_ms)
 
 
@@ -60,68 +57,6 @@ class Waiting:
     @property
     def kind(self) -> Kind:
         return self.task, self.model, self.pool
-
-
-@dataclass(slots=True)
-class _Age:
-    """Requests of one age."""
-
-    since_ms: int
-    """When the first of them was accepted."""
-    requests: int = 0
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """Requests of one kind and class that wait."""
-
-    requests: int = 0
-    ages: dict[int, _Age] = field(default_factory=dict[int, _Age])
-    oldest: list[int] = field(default_factory=list[int])
-    """A heap of the keys of `ages`."""
-    empty: int = 0
-    """Ages of which none waits any more."""
-    later: Counter[int] = field(default_factory=Counter[int])
-    """By second since the epoch, those that may not start before."""
-
-    def add(self, since_ms: int, count: int, *, later: bool) -> None:
-        """More of them, or less, that wait since then; the time is 0 if it is not known. `later`: they named it."""
-        self.requests += count
-        if not since_ms:
-            return
-        number = since_ms // AGES_MS
-        if later:
-            _add(self.later, number, count)
-        age = self.ages.get(number)
-        if age is None:
-            age = self.ages[number] = _Age(since_ms)
-            heapq.heappush(self.oldest, number)
-        elif not age.requests:
-            age.since_ms = since_ms
-            self.empty -= 1
-        elif count > 0:
-            age.since_ms = min(age.since_ms, since_ms)
-        age.requests += count
-        if not age.requests:
-            self.empty += 1
-            if self.empty > len(self.ages) // 2 + MOST_EMPTY:
-                self.ages = {number: age for number, age in self.ages.items() if age.requests}
-                self.oldest, self.empty = sorted(self.ages), 0
-
-    def due(self, now_ms: int) -> int:
-        """Those that might have started by now."""
-        return self.requests - sum(count for number, count in self.later.items() if number > now_ms // AGES_MS)
-
-    @property
-    def since_ms(self) -> int | None:
-        """Since when the oldest waits, or not a second before that."""
-        while self.oldest:
-            age = self.ages[self.oldest[0]]
-            if age.requests:
-                return age.since_ms
-            del self.ages[heapq.heappop(self.oldest)]
-            self.empty -= 1
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +84,8 @@ class Census:
         self._begun: Counter[tuple[str, int, int]] = Counter()
         """Those that began to run, by class, since when they waited, and when they began."""
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
-        self._kinds: dict[tuple[str, Kind], _Waiting] = {}
+        self._kinds: dict[tuple[str, Kind], WaitCount] = {}
+        self.lines = Lines()
 
     def live(self, klass: str, tenant: str | None = None) -> int:
         """Live requests of a class, of one tenant or of all."""
@@ -205,32 +141,58 @@ class Census:
         before = entry.counted
         if now == before:
             return
-        if before is not None:
-            self.add(entry.tenant, *before, -1)
         entry.counted = now
-        self.add(entry.tenant, *now)
+        if before is None:
+            self.add(entry.tenant, *now)
+            self._moved(entry, None, now[0])
+        elif before[1] == now[1] and before[0][:-1] == now[0][:-1]:
+            klass, kind, *_, reason = now[0]
+            assert kind is not None, "what does not wait has no reason"
+            self.lines.other_reason((entry.tenant, klass, kind), before[0].reason, reason)
+        else:
+            self.add(entry.tenant, *before, -1)
+            self.add(entry.tenant, *now)
+            self._moved(entry, before[0], now[0])
 
     def forget(self, entry: Entry) -> None:
         """The entry is not live any more."""
         if entry.counted is not None:
             self.add(entry.tenant, *entry.counted, -1)
+            self._moved(entry, entry.counted[0], None)
             self.put_aside(entry)
+
+    def _moved(self, entry: Entry, before: Counted | None, now: Counted | None) -> None:
+        """Count that it left a line, or came to one."""
+        tenant = entry.tenant
+        from_id = None if before is None or before.kind is None else (tenant, before.klass, before.kind)
+        to_id = None if now is None or now.kind is None else (tenant, now.klass, now.kind)
+        if from_id == to_id:
+            return
+        told_ms = entry.finished_ms or (entry.accepted_ms if entry.status is None else entry.status.created_at)
+        if from_id is not None and to_id is None and from_id[2][1] is None and entry.model is not None:
+            # It left the choice of its model, and began at once with the one that was chosen.
+            chosen = (tenant, from_id[1], (entry.task, entry.model, entry.pool))
+            self.lines.moved(from_id, chosen, told_ms)
+            from_id = chosen
+        self.lines.moved(from_id, to_id, told_ms)
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are counted as this."""
-        klass, kind, model, from_ms, started_ms = state
+        klass, kind, model, from_ms, started_ms, reason = state
         self._live[klass] += count
-        _add(self._live_of, (tenant, klass), count)
+        add_to(self._live_of, (tenant, klass), count)
         if kind is not None:
             if (waiting := self._kinds.get((klass, kind))) is None:
-                waiting = self._kinds[klass, kind] = _Waiting()
-            waiting.add(from_ms or accepted_ms, count, later=from_ms is not None)
+                waiting = self._kinds[klass, kind] = WaitCount()
+            since_ms, later = from_ms or accepted_ms, from_ms is not None
+            waiting.add(since_ms, count, later=later)
             if not waiting.requests:
                 del self._kinds[klass, kind]
+            self.lines.add((tenant, klass, kind), since_ms, count, later=later, reason=reason)
         elif model is not None:
-            _add(self.running, model, count)
+            add_to(self.running, model, count)
         if started_ms:
-            _add(self._begun, (klass, from_ms or accepted_ms, started_ms), count)
+            add_to(self._begun, (klass, from_ms or accepted_ms, started_ms), count)
 
     def put_aside(self, entry: Entry) -> None:
         """The entry is not in memory any more."""
@@ -251,12 +213,3 @@ class Census:
         if entry.conversation_id is not None and not entry.listed:
             self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
             entry.listed = True
-
-
-K = TypeVar("K", bound=Hashable)
-
-
-def _add(counts: Counter[K], key: K, count: int) -> None:
-    counts[key] += count
-    if not counts[key]:
-        del counts[key]

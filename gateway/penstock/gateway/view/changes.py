@@ -14,7 +14,7 @@ MOST = 10_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changed:
-    """Requests of one tenant that changed, the one that changed first in front. `cursor` continues behind them."""
+    """Requests that changed, the one that changed first in front. `cursor` continues behind them."""
 
     keys: list[Key]
     cursor: str
@@ -55,22 +55,28 @@ class Changes:
         """Behind all changes that a list holds that is read from now on."""
         return self._text(self._marked(now_s))
 
-    def since(self, cursor: str, tenant: str, most: int, now_s: float) -> Changed | None:
-        """The first changes behind the cursor. None if it is of another gateway, or one is not remembered."""
+    def since(self, cursor: str, tenant: str | None, most: int, now_s: float) -> Changed | None:
+        """The first changes of a tenant, or of all, behind the cursor. None if it is of another gateway, or one is not
+        remembered.
+        """
         name, _, text = cursor.partition("-")
-        if name != self._name or not text.isdecimal() or int(text) < self._forgotten.get(tenant, 0):
+        if name != self._name or not text.isdecimal() or int(text) < self._last_forgotten(tenant):
             return None
         until = self._marked(now_s)
-        found = [(n, key) for key, n in self._at_mark.items() if n > int(text) and key[0] == tenant]
+        found = [(n, key) for key, n in self._at_mark.items() if n > int(text) and tenant in (None, key[0])]
         for key, number in reversed(self._numbers.items()):
             if number <= int(text):
                 break
-            if number <= until and key[0] == tenant:
+            if number <= until and tenant in (None, key[0]):
                 found.append((number, key))
         found.sort()
         has_more = len(found) > most
         last = found[most - 1][0] if has_more else until
         return Changed(keys=[key for _, key in found[:most]], cursor=self._text(last), has_more=has_more)
+
+    def _last_forgotten(self, tenant: str | None) -> int:
+        forgotten = self._forgotten
+        return max(forgotten.values(), default=0) if tenant is None else forgotten.get(tenant, 0)
 
     def _marked(self, now_s: float) -> int:
         if int(now_s) != self._mark[0]:

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.schemas.records import STATUS_RANKS
 from penstock.schemas.topics import priority_class
 
 if TYPE_CHECKING:
     from penstock.gateway.view.entries import Entry
+
+WAITING = "waiting"
+"""In place of a status: any of a request that has not ended and does not run."""
+_WAITING = tuple(name for name, rank in STATUS_RANKS.items() if rank < STATUS_RANKS["completed"] and name != "running")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +35,19 @@ class RequestFilter:
     def matches(self, entry: Entry) -> bool:
         """Whether a request is as this filter wants it, as far as is known of it now."""
         return (
-            all(wanted == _value(entry, name) for name, wanted in self._wanted())
+            (self.status is None or entry.status_name in self.statuses)
+            and all(wanted == _value(entry, name) for name, wanted in self._wanted())
             and (self.id_contains is None or self.id_contains in entry.request_id)
             and (self.accepted_until_ms is None or entry.accepted_ms <= self.accepted_until_ms)
         )
 
+    @property
+    def statuses(self) -> tuple[str | None, ...]:
+        """Those of which one must be so; None is any."""
+        return _WAITING if self.status == WAITING else (self.status,)
+
     def conditions(self) -> Iterator[tuple[str, Any]]:
-        """What must be true of a row of the view's file, as SQL, each with its value."""
+        """What must be true of a row of the view's file beside its status, as SQL, each with its value."""
         for name, value in self._wanted():
             yield f"{name} = ?", value
         if self.id_contains is not None:
@@ -45,8 +56,8 @@ class RequestFilter:
             yield "accepted_ms <= ?", self.accepted_until_ms
 
     def _wanted(self) -> Iterator[tuple[str, str]]:
-        """The columns that must have a value, and which."""
-        for name in COLUMNS:
+        """The columns that must have a value, and which, but for the status."""
+        for name in COLUMNS[1:]:
             if (value := getattr(self, name)) is not None:
                 yield name, value
 

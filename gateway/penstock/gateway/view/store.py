@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 from penstock.common import log_copies
 from penstock.gateway.view import view_file
-from penstock.gateway.view.census import AGES_MS, Counted
+from penstock.gateway.view.census import Counted
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
+from penstock.gateway.view.request_pages import keys_of_page, tenants
 from penstock.gateway.view.request_state import NEVER_MS, Key
 from penstock.gateway.view.rows import Snapshot, counted_of, counted_text, facts_text, restored
+from penstock.gateway.view.wait_counts import AGES_MS
 from penstock.schemas.topics import TP
 
 logger = logging.getLogger(__name__)
@@ -287,36 +289,28 @@ class Store:
 
     def page(
         self,
-        tenant: str,
+        tenant: str | None,
         *,
         limit: int,
-        after: str | None,
+        after: Key | None,
         newest_first: bool,
         where: RequestFilter = ALL,
     ) -> list[Entry] | None:
-        """One page of a tenant's requests in the order of acceptance, behind the request `after`.
+        """One page of the requests of a tenant, or of all, in the order of acceptance, behind the request `after`.
 
-        None if that is unknown, which it is when it is older than two horizons. Blocks; any number of threads may ask.
+        None if that is unknown, which it is when it is older than two horizons. Raises Overloaded as `tenants`. Blocks;
+        any number of threads may ask.
         """
         connection = self._page_connection()
-        conditions: list[str] = ["tenant = ?", "erased = 0"]
-        values: list[Any] = [tenant]
-        for condition, value in where.conditions():
-            conditions.append(condition)
-            values.append(value)
-        if after is not None:
-            known = "SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?"
-            at = connection.execute(known, (tenant, after)).fetchone()
-            if at is None:
-                return None
-            conditions.append(f"(accepted_ms, request_id) {'<' if newest_first else '>'} (?, ?)")
-            values += [at[0], after]
-        order = "DESC" if newest_first else "ASC"
-        ordered = f"ORDER BY accepted_ms {order}, request_id {order}"
-        # The index alone says which: rows are read only of those that are on the page.
-        chosen = f"SELECT tenant, request_id FROM requests INDEXED BY {where.index} WHERE {' AND '.join(conditions)}"
-        query = f"SELECT {_COLUMNS} FROM requests WHERE (tenant, request_id) IN ({chosen} {ordered} LIMIT ?) {ordered}"
-        return [_entry(row) for row in connection.execute(query, [*values, limit]).fetchall()]
+        whose = tenants(connection) if tenant is None else (tenant,)
+        keys = keys_of_page(connection, whose, limit=limit, after=after, newest_first=newest_first, where=where)
+        if not keys:
+            return keys if keys is None else []
+        chosen = ", ".join(["(?, ?)"] * len(keys))
+        query = f"SELECT {_COLUMNS} FROM requests WHERE (tenant, request_id) IN (VALUES {chosen})"
+        rows = connection.execute(query, [value for key in keys for value in key])
+        found = {entry.key: entry for entry in map(_entry, rows)}
+        return [found[key] for key in keys if key in found]
 
     def _page_connection(self) -> sqlite3.Connection:
         """This thread's own."""

@@ -135,7 +135,7 @@ class View:
         """The entry, if it is live, ended lately, or not written yet."""
         return self.known.in_memory(key)
 
-    def page(self, tenant: str, **options: Any) -> list[Entry] | None:
+    def page(self, tenant: str | None, **options: Any) -> list[Entry] | None:
         """A page of what is written, as `Store.page` has it. Blocks; for a thread."""
         return self._store.page(tenant, **options)
 

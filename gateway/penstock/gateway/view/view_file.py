@@ -9,7 +9,7 @@ from penstock.common.log_copies import CopyFormat
 from penstock.schemas.codec import RELEASED
 from penstock.schemas.errors import Overloaded
 
-VERSION = 8
+VERSION = 9
 # Lists are read in the order of acceptance. What few requests share has an index of that order. What many share, as a
 # task, stands in the indices of time and status, with `erased` for SQLite to answer from them alone: rows are read only
 # of what is listed. What is erased is in none.

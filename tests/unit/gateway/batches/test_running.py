@@ -239,7 +239,7 @@ async def test_a_cancel_of_many_lines_does_not_outlive_the_lease(
     monkeypatch.setattr(running, "BEAT_S", 0.01)
     monkeypatch.setattr(lines, "flying", dict.fromkeys(map(str, range(1_000))))
     batch, commanded, service = kept.create(made()), asyncio.Event(), Service(store)
-    service.catch_up = asyncio.Event().wait
+    service.catch_up = asyncio.Event().wait  # pyright: ignore[reportAttributeAccessIssue]
 
     async def never_ends(*_: Any) -> None:
         commanded.set()

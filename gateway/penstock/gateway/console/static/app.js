@@ -10,6 +10,7 @@ import {Overview} from "./overview.js";
 import {Playground} from "./playground.js";
 import {Request} from "./request.js";
 import {Newest, Requests} from "./requests.js";
+import {Waiting} from "./waiting.js";
 
 const LOOK_MS = 10_000;
 /** What was done is shown so long; errors, and what is to be copied by hand, until they are closed. */
@@ -67,7 +68,7 @@ function title({kind, page, id}) {
 }
 
 function Home({may, tell, keyed}) {
-  return html`${may("admin") && html`<${Overview} tell=${tell} />`}
+  return html`${may("admin") ? html`<${Overview} may=${may} tell=${tell} />` : may("read") && html`<${Waiting} may=${may} />`}
     ${may("read") && html`<${Newest} />`}
     ${may("submit") && may("read") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
 }

@@ -4,11 +4,12 @@ import {useState} from "./vendor/hooks.js";
 import {Memory} from "./attempts.js";
 import {part} from "./api.js";
 import {Charts, RANGES, ended} from "./charts.js";
+import {Tenants, Waiting} from "./waiting.js";
 
 const POLL_MS = 2000;
 const ASKED_BEFORE = ["pause", "unload"];
 
-export function Overview({tell}) {
+export function Overview({may, tell}) {
   const [problems, failed] = usePoll("/v1/admin/problems", POLL_MS);
   const [stats, no_stats] = usePoll("/v1/admin/stats", POLL_MS);
   const [devices, no_devices] = usePoll("/v1/admin/devices", POLL_MS);
@@ -22,6 +23,7 @@ export function Overview({tell}) {
       <${Failure} error=${no_stats ?? no_devices} />
       ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices?.data ?? []}
         history=${history} range=${range} tell=${tell} />`}</section>
+    <${Waiting} may=${may} /><${Tenants} />
     <${Charts} history=${history} error=${no_history} range=${range} choose=${choose} />
     ${stats && html`<${Models} workers=${live} models=${stats.models} tell=${tell} />`}`;
 }

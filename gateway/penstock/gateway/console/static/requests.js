@@ -5,7 +5,7 @@ import {part} from "./api.js";
 import {LiveList, MOST_ROWS} from "./live.js";
 import {Walk, start, useWalk} from "./walk.js";
 
-const STATUSES = ["accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
+const STATUSES = ["waiting", "accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
   "completed", "failed", "cancelled", "expired", "dead_lettered"];
 const TASKS = ["text_generation", "embedding", "image_generation", "image_editing", "image_to_text", "image_processing",
   "summarization", "conversation_items"];

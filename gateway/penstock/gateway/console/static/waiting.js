@@ -1,0 +1,55 @@
+// What waits, in lines by class, model and tenant, and the tenants: who has what ran, and who is near a limit.
+import {Failure, Table, count, duration, html, times, usePoll} from "./parts.js";
+
+const POLL_MS = 2000;
+const NEAR = 0.9;
+const SHOWN_TENANTS = 12;
+const words = (name) => name.replaceAll("_", " ");
+const rate = (per_s) => `${per_s >= 10 ? count(Math.round(per_s)) : Number(per_s.toPrecision(2))}/s`;
+const percent = (part) => `${part > 0 && part < 0.01 ? "<\u00a01" : Math.round(100 * part)}\u00a0%`;
+
+/** `may`: operators see the lines of all tenants, others their tenant's. */
+export function Waiting({may}) {
+  const all = may("admin");
+  const [found, error] = usePoll(all ? "/v1/admin/waiting" : "/v1/waiting", POLL_MS);
+  const columns = ["waiting", "class", "model", all && "tenant", "oldest", "accepted", "left", "empty", "mostly for"].filter(Boolean);
+  return html`<section aria-labelledby="waiting"><h2 id="waiting">Waiting${found?.depth ? `: ${times(found.depth, "request")}` : ""}</h2>
+    <${Failure} error=${error} />
+    ${found && html`<${Table} name="Lines of waiting requests" columns=${columns} rows=${found.data.map((line) => cells(line, all))}
+      empty="Nothing waits. Requests that cannot start at once are shown here by class, model and tenant." />
+      ${found.omitted > 0 && html`<p class="faint">${times(found.omitted, "shorter line")} not shown</p>`}`}</section>`;
+}
+
+function cells(line, all) {
+  const {tenant, task, model, pool, depth, oldest_age_s: age_s, rates, reasons} = line;
+  const named = {...all && {tenant}, class: line.class, task, ...model !== null && {model}, status: "waiting"};
+  const [[reason, number] = [null, 0]] = Object.entries(reasons);
+  return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, ${model ?? `any model for ${words(task)}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
+    line.class, html`<bdi>${model ?? `any for ${words(task)}`}</bdi>${pool === null ? "" : html` in <bdi>${pool}</bdi>`}`,
+    ...all ? [html`<bdi>${tenant}</bdi>`] : [], age_s === null ? "" : duration(age_s), rate(rates.accepted_per_s), rate(rates.left_per_s), forecast(line),
+    reason && `${words(reason)}${number < depth ? ` (${count(number)})` : ""}`];
+}
+
+/** When nothing will wait in a line, at the rates of the last seconds. */
+function forecast({empty_in_s: seconds, rates}) {
+  if (seconds !== null) return seconds < 1 ? "at once" : `in ${duration(seconds)}`;
+  return html`<span class="warn">${rates.accepted_per_s > rates.left_per_s ? "grows" : "stands still"}</span>`;
+}
+
+/** Who uses the system. One tenant without a limit says nothing. */
+export function Tenants() {
+  const [found, error] = usePoll("/v1/admin/tenants", POLL_MS);
+  const shown = found?.data.slice(0, SHOWN_TENANTS) ?? [], others = found && found.data.length + found.omitted - shown.length;
+  if (!error && shown.length < 2 && !shown.some((one) => Object.keys(one.limits).length)) return null;
+  return html`<section aria-labelledby="tenants"><h2 id="tenants">Tenants</h2><${Failure} error=${error} />
+    <div class="columns tenants">${shown.map((one) => html`<${Tenant} key=${one.tenant} one=${one} />`)}</div>
+    ${others > 0 && html`<p class="faint">${times(others, "tenant")} not shown, with less</p>`}</section>`;
+}
+
+function Tenant({one}) {
+  const near = Object.entries(one.limits).filter(([, {used, limit}]) => used >= NEAR * limit);
+  return html`<div><div class="row"><a href=${`#/requests?${new URLSearchParams({tenant: one.tenant})}`}><bdi>${one.tenant}</bdi></a>
+      <span class="figure">${percent(one.share)}</span><span class="faint">${count(one.outstanding - one.waiting)} running, ${count(one.waiting)} waiting</span></div>
+    <meter value=${one.share} max="1" aria-label=${`Share of ${one.tenant} in what ran in the last minute`}></meter>
+    ${near.map(([name, {used, limit}]) => html`<p class="warn">near a limit: ${words(name)} ${percent(used / limit)} (${count(used)} of ${count(limit)})</p>`)}</div>`;
+}
