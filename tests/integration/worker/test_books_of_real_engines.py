@@ -48,11 +48,6 @@ def states(system: System) -> list[WorkerState]:
     return [default_codec().decode(m.value() or b"", WorkerState) for m in system.read(system.names.worker)]
 
 
-def state_of(system: System, name: str) -> str | None:
-    newest = states(system)[-1:]
-    return next((one.state for state in newest for one in state.models if one.model == name), None)
-
-
 def engines(worker: Process) -> list[psutil.Process]:
     """By age."""
     return sorted(engine_processes(worker.popen.pid), key=lambda one: one.create_time())
