@@ -52,9 +52,10 @@ from penstock.processors.spool import Spool
 from penstock.processors.store_threads import StoreThreads
 from penstock.processors.worker import Rooms, Worker
 from penstock.schemas.registry import Codecs
-from penstock.schemas.topics import CLASSES
+from penstock.schemas.topics import CLASSES, HORIZON_MS
 
 DELIVERY_TIMEOUT_S = 86_400.0
+COMMANDS_REMEMBERED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def assemble(
         after_append=lambda: faults.hit("after_answer_append"),
     )
     journal_writer = JournalWriter(journal)
-    book = ControlBook(horizon_s=conf.control_horizon_s, remembered=conf.control_remembered)
+    book = ControlBook(horizon_s=HORIZON_MS / 1000, remembered=COMMANDS_REMEMBERED)
     lanes = Lanes(metrics, clock=clock)
     serving = Serving(
         settings,

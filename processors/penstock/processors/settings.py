@@ -115,10 +115,6 @@ class WorkerSection(Section):
     its beginning (what it holds runs again, and readers ignore second outcomes), or at its end (that does not run)."""
     state_interval_s: float = Field(default=2.0, gt=0)
     """Seconds between this worker's records on `inference.worker`."""
-    control_horizon_s: float = Field(default=86_400.0, gt=0)
-    """Control commands older than so many seconds are not applied."""
-    control_remembered: int = Field(default=100_000, ge=1)
-    """Control commands of each kind that are remembered."""
 
 
 class SchedulerSection(Section):

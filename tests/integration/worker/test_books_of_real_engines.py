@@ -44,11 +44,6 @@ def model(name: str, folder: Path, engine: str = "text", **fields: Any) -> dict[
     }
 
 
-def state_of(system: System, name: str) -> str | None:
-    newest = system.worker_states()[-1:]
-    return next((one.state for state in newest for one in state.models if one.model == name), None)
-
-
 def engines(worker: Process) -> list[psutil.Process]:
     """By age."""
     return sorted(engine_processes(worker.popen.pid), key=lambda one: one.create_time())

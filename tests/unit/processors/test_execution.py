@@ -49,7 +49,6 @@ from shell_fakes import MARK, ScriptedEngine, ScriptedTurns, answer_of
 from support import wait_until_async
 
 LARGE = "x" * (INLINE_BYTES + 1)
-CARRIED_OUT = (ask.Prepare, ask.Begin, ask.Start, ask.CancelRun, ask.Keep, ask.LookUp)
 EDIT = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"url": "https://x/m.png"}, "width": None}
 DRAWING: dict[str, Any] = {"task": "image_generation", "payload": {"prompt": "a cat"}, "line": "c"}
 MADE = {"media_type": "image/png", "width": 4, "height": 2, "seed": 7}

@@ -26,10 +26,6 @@ def ranges_of(base: int, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return ranges
 
 
-def offsets_of(ranges: list[tuple[int, int]]) -> set[int]:
-    return {offset for first, behind in ranges for offset in range(first, behind)}
-
-
 @given(base=BASES, pairs=PAIRS)
 def test_what_fits_comes_back_whole(base: int, pairs: list[tuple[int, int]]) -> None:
     ranges = [one for one in ranges_of(base, pairs) if one[1] - base <= LONGEST]
