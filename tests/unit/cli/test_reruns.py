@@ -204,8 +204,5 @@ ITEMS = {"msg_3": 3, "3": 3, "fc_12_0": 12, "fco_4": 4}
 
 @pytest.mark.parametrize("item", [*ITEMS, "", "msg_", "msg_x", "-1", "other_3", "3.0"])
 def test_an_item_is_named_by_its_id_or_its_offset(item: str) -> None:
-    if item in ITEMS:
-        assert offset_of(item, "--after") == ITEMS[item]
-        return
-    with refused(CliFailure, match="--after", exit_code=ExitCode.USAGE):
-        offset_of(item, "--after")
+    with refused(None if item in ITEMS else CliFailure, match="--after", exit_code=ExitCode.USAGE):
+        assert offset_of(item, "--after") == ITEMS.get(item)
