@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -267,13 +267,17 @@ def test_refusals_are_sent_at_a_pace_and_are_bounded_in_all_and_by_holder() -> N
 NOW_S = 1_700_000_000
 
 
-@given(st.lists(st.integers(-3 * WINDOW_S, WINDOW_S)), st.integers(0, 2 * WINDOW_S))
-def test_records_of_the_last_minute_count(ago: list[int], idle_s: int) -> None:
+SECONDS = st.builds(lambda minute, second: NOW_S + 60 * minute + second, st.integers(-2, 2), st.integers(0, 2))
+
+
+@example([*range(NOW_S, NOW_S + WINDOW_S)] * 3, 0)
+@given(st.lists(SECONDS, min_size=1), st.sampled_from([0, 0, *range(WINDOW_S - 3, WINDOW_S + 2)]))
+def test_records_of_the_last_minute_count(seconds: list[int], idle_s: int) -> None:
     """Whole seconds: the current one and those before it. Old records replace no newer ones, whenever they are read."""
-    rate, now_s = Rate(), NOW_S + max(0, *(-one for one in ago), 0) + idle_s
-    for one in ago:
-        rate.count((NOW_S - one) * 1000 + 500)
-    assert rate.per_s(now_s * 1000) == sum(now_s - WINDOW_S < NOW_S - one for one in ago) / WINDOW_S
+    rate, now_s = Rate(), max(seconds) + idle_s
+    for second in seconds:
+        rate.count(second * 1000 + 500)
+    assert rate.per_s(now_s * 1000) == sum(now_s - WINDOW_S < second for second in seconds) / WINDOW_S
 
 
 def test_a_time_ahead_of_the_clock_does_not_count_yet() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kit.records import model_info, worker
+from kit.refusals import refused
 from penstock.common.desired import Desired
 from penstock.gateway.service.model_states import admin_models, find_one, observing_topic, order_json
 from penstock.gateway.service.models import check_abilities, find_model, of_task, public_models
@@ -60,9 +61,8 @@ SERVED_ARE = "tasks that are served:"
     ],
 )
 def test_names_that_are_not_found(task: str, name: str | None, pool: str | None, message: str) -> None:
-    with pytest.raises(ModelNotFound, match=message) as caught:
+    with refused(ModelNotFound, message, http_status=404, param="model"):
         find_model(MODELS, task, name, pool)
-    assert (caught.value.http_status, caught.value.param) == (404, "model")
 
 
 # -- the public list
@@ -101,9 +101,8 @@ def test_image_tools_are_listed_only_on_request(task: str | None, listed: list[s
     tools = [model_info("imaging", "image_processing"), model_info("draws", "image_generation", "image_processing")]
     models = public_models([*MODELS[:2], *tools, replace(model_info("new"), tasks=[])])
     assert [one["id"] for one in of_task(models, task)] == listed
-    with pytest.raises(InvalidRequest, match="text_generation") as caught:
+    with refused(InvalidRequest, "text_generation", param="task"):
         of_task([], "chat")
-    assert caught.value.param == "task"
 
 
 # -- what operators see
@@ -249,7 +248,7 @@ TOOLS = [{"function": {"name": "f"}}]
 
 
 @pytest.mark.parametrize(
-    ("name", "payload", "extra", "refused"),
+    ("name", "payload", "extra", "param"),
     [
         ("noop", {"tools": TOOLS}, {}, "payload.tools"),
         ("noop", {}, {"min_tokens": "3"}, "extra.min_tokens"),
@@ -264,20 +263,16 @@ TOOLS = [{"function": {"name": "f"}}]
     ],
 )
 def test_what_a_model_cannot_do_is_refused_by_name(
-    name: str | None, payload: dict[str, Any], extra: dict[str, str], refused: str | None
+    name: str | None, payload: dict[str, Any], extra: dict[str, str], param: str | None
 ) -> None:
     body = {"task": "text_generation", "model": name, "payload": {"prompt": "a", **payload}}
     asked = replace(parse_request(body, now_ms=1), extra=extra)
-    if refused is None:
+    error: Any = None if param is None else UnsupportedParameter
+    facts: dict[str, Any] = {"param": param}
+    if param == "payload.max_tokens":
+        error, facts["details"] = ContextLengthExceeded, {"need": 900_000, "capacity": 2_048, "unit": "tokens"}
+    with refused(error, None if error is ContextLengthExceeded else f"not supported by {name}", **facts):
         check_abilities(KnownModels(SERVED), asked)
-        return
-    with pytest.raises((UnsupportedParameter, ContextLengthExceeded)) as caught:
-        check_abilities(KnownModels(SERVED), asked)
-    assert caught.value.param == refused
-    if isinstance(caught.value, ContextLengthExceeded):
-        assert caught.value.details == {"need": 900_000, "capacity": 2_048, "unit": "tokens"}
-    else:
-        assert f"not supported by {name}" in caught.value.message
 
 
 @pytest.mark.parametrize("task", ["image_generation", "image_editing"])

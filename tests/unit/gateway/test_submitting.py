@@ -426,9 +426,9 @@ async def test_a_request_whose_images_cannot_be_kept_is_not_sent(failure: StoreU
 class TwoBodies(Gateway):
     """Another gateway's claim of the key `claimed` comes first, with `first` as what it asks for."""
 
-    def __init__(self, first: InferenceRequest, claimed: str) -> None:
+    def __init__(self, first: InferenceRequest, claimed: str = "k", *, reads: bool = True) -> None:
         super().__init__()
-        self._first = first
+        self._first, self._reads = first, reads
         self._claimed = idempotent_request_id("default", claimed)
 
     def known_topic(self, topic: str) -> bool:
@@ -444,7 +444,14 @@ class TwoBodies(Gateway):
         return Delivery(topic=topic, partition=0, offset=1, timestamp_ms=2)
 
     async def reached(self, ends: Any, deadline_s: float) -> bool:
-        return True
+        return self._reads
+
+
+async def test_a_claim_that_was_not_read_sends_nothing() -> None:
+    gateway = TwoBodies(asked(), reads=False)
+    with pytest.raises(BrokerUnavailable):
+        await gateway.submit(asked(), idempotency_key="k")
+    assert gateway.written == []
 
 
 @pytest.mark.parametrize("claimed", ["k", "parts\nk"])

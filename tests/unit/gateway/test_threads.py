@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
@@ -43,6 +44,10 @@ class Slow:
         assert self.may_end.wait(60)
 
 
+def semaphores() -> int:
+    return sum(isinstance(one, asyncio.Semaphore) for one in gc.get_objects())
+
+
 async def ends_soon(pool: Pool, tenant: str) -> bool:
     return await asyncio.wait_for(pool.run_for(tenant, lambda: True), 60)
 
@@ -60,7 +65,7 @@ async def test_slow_work_of_one_tenant_does_not_delay_others(pool: Pool) -> None
 
 async def test_a_thread_counts_until_its_work_ends(pool: Pool) -> None:
     """A client that leaves and returns takes no more threads than one that waits."""
-    slow = Slow()
+    slow, before = Slow(), semaphores()
     for _ in range(10):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(pool.run_for("flood", slow), 0.02)
@@ -68,7 +73,7 @@ async def test_a_thread_counts_until_its_work_ends(pool: Pool) -> None:
     assert await ends_soon(pool, "other")
     slow.may_end.set()
     assert await ends_soon(pool, "flood")
-    await wait_until_async(lambda: not pool._lines)  # pyright: ignore[reportPrivateUsage]
+    await wait_until_async(lambda: semaphores() == before, describe="nothing is kept of a tenant without calls")
 
 
 async def test_errors_come_without_their_frames(pool: Pool) -> None:
