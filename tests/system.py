@@ -238,8 +238,8 @@ class System:
         }
         return self.start("gateway", name, port, extra)
 
-    def bridge(self, name: str = "b1", *, env: Mapping[str, str] | None = None) -> Process:
-        port = free_port()
+    def bridge(self, name: str = "b1", *, port: int | None = None, env: Mapping[str, str] | None = None) -> Process:
+        port = port or free_port()
         extra = {
             "PENSTOCK_BRIDGE__HEALTH_PORT": str(port),
             "PENSTOCK_BRIDGE__ARTIFACTS_DIR": str(self.folder / "artifacts"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,8 +76,23 @@ def ask(url: str, timeout_s: float = 2.0, headers: Mapping[str, str] | None = No
 
 def ask_problems(url: str, headers: Mapping[str, str]) -> list[dict[str, Any]] | None:
     """What is not well, as the gateway tells operators; None if it does not tell this caller."""
+    return _ask_operators(url, "problems", headers)
+
+
+def ask_processes(url: str, headers: Mapping[str, str]) -> str | None:
+    """How many gateways, and processes beside them, are alive, and which are silent; None as `ask_problems`."""
+    found = _ask_operators(url, "gateways", headers)
+    if not found:
+        return None
+    alive = Counter(one["kind"] for one in found if one["alive"])
+    silent = [one["id"] for one in found if not one["alive"]]
+    text = ", ".join(f"{kind} {count}" for kind, count in sorted(alive.items())) or "none is alive"
+    return f"{text}; silent: {', '.join(silent)}" if silent else text
+
+
+def _ask_operators(url: str, what: str, headers: Mapping[str, str]) -> list[dict[str, Any]] | None:
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/v1/admin/problems", headers=headers, timeout=2.0, trust_env=False)
+        answer = httpx.get(f"{url.rstrip('/')}/v1/admin/{what}", headers=headers, timeout=2.0, trust_env=False)
         return answer.json()["data"] if answer.status_code == 200 else None
     except (httpx.HTTPError, ValueError):
         return None

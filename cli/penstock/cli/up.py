@@ -30,7 +30,7 @@ from penstock.cli.instances import elsewhere_text
 from penstock.cli.local_system import LocalSystem, Options, card, where_models_are
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import default_data_dir
-from penstock.cli.readiness import Readiness, ask, readiness_of_part
+from penstock.cli.readiness import Readiness, ask, ask_processes, readiness_of_part
 from penstock.cli.run_config import RunConfig
 from penstock.cli.state import Home, PartState, SystemState
 from penstock.common.orders import in_force, order_lines
@@ -289,6 +289,8 @@ def gateway_status(url: str, key: str | None, *, as_json: bool) -> bool:
         raise CliFailure(f"no gateway at {url} ({found.reason})", exit_code=ExitCode.UNREACHABLE)
     ready = found.status == "ready"
     lines = [f"{url}  {found.text()}", *(f"  {waiting.text()}" for waiting in found.waiting)]
+    if not as_json and (processes := ask_processes(url, auth_headers(key))) is not None:
+        lines.append(f"  processes: {processes}")
     typer.echo(json.dumps({"url": url, **asdict(found), "ready": ready}) if as_json else "\n".join(lines))
     return ready
 

@@ -100,6 +100,7 @@ def test_texts_from_stdin_and_what_a_gateway_says_of_itself(system: System) -> N
     table = run(system, "devices")
     assert f"{device['worker_id']} {device['device']}" in table.stdout, table.output
     wait_until(lambda: run(system, "status").exit_code == 0, 30, lambda: run(system, "status").output)
+    wait_until(lambda: "processes: gateway 1" in run(system, "status").stdout, 10, "a gateway reports every 2 s")
     told = json.loads(run(system, "status", "--json").stdout)
     assert (told["url"], told["status"], told["ready"]) == (system.process("g1").url, "ready", True)
 

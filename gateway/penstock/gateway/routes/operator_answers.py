@@ -9,6 +9,11 @@ from pydantic import Field
 from penstock.gateway.routes.answers import Answer, Attempt, ErrorFacts, Json, Rates, Time
 
 
+class ProcessCount(Answer):
+    alive: int
+    known: int
+
+
 class AdminStats(Answer):
     """Queues, workers and models of all tenants together, as this gateway knows them."""
 
@@ -20,6 +25,7 @@ class AdminStats(Answer):
     clients: dict[str, int]
     workers: list[Json]
     worker_late_s: float
+    processes: Annotated[dict[str, ProcessCount], Field(description="Gateways and those beside them, by kind.")]
     models: list[Json]
 
 

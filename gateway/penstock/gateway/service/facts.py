@@ -281,6 +281,15 @@ class Facts:
         known = self._view.gateways.known(at_ms)
         return [{**_with_times(one.to_dict()), "alive": is_alive(one, at_ms)} for one in known]
 
+    def _processes(self, at_ms: int) -> dict[str, dict[str, int]]:
+        """By kind, how many gateways and processes beside them are alive, and how many are known."""
+        counts: dict[str, dict[str, int]] = {}
+        for one in self._view.gateways.known(at_ms):
+            count = counts.setdefault(one.kind, {"alive": 0, "known": 0})
+            count["alive"] += is_alive(one, at_ms)
+            count["known"] += 1
+        return counts
+
     def stats(self) -> dict[str, Any]:
         """What operators look at first, of all tenants. Rates are means over the last minute."""
         at_ms = now_ms()
@@ -302,6 +311,7 @@ class Facts:
             },
             "workers": [_with_times(worker.to_dict()) for worker in workers],
             "worker_late_s": self.worker_late_ms / 1000,
+            "processes": self._processes(at_ms),
             "models": [_with_times(model.to_dict()) for model in self.models()],
         }
 

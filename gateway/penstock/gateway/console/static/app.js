@@ -11,6 +11,7 @@ import {Playground} from "./playground.js";
 import {Request} from "./request.js";
 import {Newest, Requests} from "./requests.js";
 import {Waiting} from "./waiting.js";
+import {Workers} from "./workers.js";
 
 const LOOK_MS = 10_000;
 /** What was done is shown so long; errors, and what is to be copied by hand, until they are closed. */
@@ -23,6 +24,7 @@ const PAGES = {
   conversations: {name: "Conversations", scope: "read", show: (shown) => shown.id ? html`<${Conversation} ...${shown} />` : html`<${Conversations} ...${shown} />`},
   playground: {name: "Playground", scope: "submit", show: (shown) => html`<${Playground} ...${shown} />`},
   "dead-letters": {name: "Dead letters", scope: "admin", show: (shown) => shown.id ? html`<${DeadLetter} ...${shown} />` : html`<${DeadLetters} ...${shown} />`},
+  workers: {name: "Workers and gateways", scope: "admin", show: () => html`<${Workers} />`},
 };
 
 function App() {

@@ -5,6 +5,7 @@ import {Memory} from "./attempts.js";
 import {part} from "./api.js";
 import {Charts, RANGES, ended} from "./charts.js";
 import {Tenants, Waiting} from "./waiting.js";
+import {Counts} from "./workers.js";
 
 const POLL_MS = 2000;
 const ASKED_BEFORE = ["pause", "unload"];
@@ -18,7 +19,8 @@ export function Overview({may, tell}) {
   const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
   const live = workers.filter((one) => age(one.updated_at) <= stats.worker_late_s);
   return html`
-    <${Problems} found=${problems} error=${failed} tell=${tell} />
+    <${Problems} found=${problems} error=${failed} tell=${tell}
+      counts=${stats && html`<${Counts} processes=${stats.processes} workers=${workers} live=${live} />`} />
     <section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2>
       <${Failure} error=${no_stats ?? no_devices} />
       ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices?.data ?? []}
@@ -28,11 +30,12 @@ export function Overview({may, tell}) {
     ${stats && html`<${Models} workers=${live} models=${stats.models} tell=${tell} />`}`;
 }
 
-function Problems({found, error, tell}) {
+function Problems({found, error, tell, counts}) {
   const well = found?.data.length === 0;
   const [state, figures] = (error ? "The gateway does not answer" : found ? found.summary : "Asking…").split(/(:.*)/);
   return html`<section aria-label="State">
     <p class=${`summary ${error ? "warn" : well ? "good" : "bad"}`}><span role="status">${state}</span>${figures}</p>
+    ${!error && counts}
     <${Failure} error=${error} />
     ${!error && found?.data.map((one) => html`<${Problem} key=${JSON.stringify([one.problem, one.subject, one.pool])} one=${one} tell=${tell} />`)}
   </section>`;
@@ -49,7 +52,7 @@ const LISTS = {
 function Problem({one, tell}) {
   const {label, command, call} = one.action;
   const pool = one.pool !== null && one.pool !== one.subject ? ` in the pool ${one.pool}` : "";
-  const list = one.subject && LISTS[one.problem]?.(one.subject);
+  const list = one.subject && (/_(silent|unwell)$/.test(one.problem) ? "#/workers" : LISTS[one.problem]?.(one.subject));
   return html`<article class="problem">
     <p><strong><code>${one.problem}</code> <bdi>${one.subject}${pool}</bdi></strong>
       <span class="faint"><${Ago} at=${one.since} /></span></p>
