@@ -71,13 +71,16 @@ class Replicas(Section):
         return self
 
 
+_ENGINES = tuple(kind.name for kind in KINDS.values() if not kind.built_in)
+
+
 class ModelEntry(Section):
     id: str = Field(min_length=1, max_length=200)
     """The name by which requests ask for the model."""
     source: str = Field(min_length=1)
     """A folder, a .gguf file or a hub id (owner/name); for `remote` the server's URL; for `managed` its command; for
     `noop` anything."""
-    engine: str
+    engine: str = Field(json_schema_extra={"enum": [*_ENGINES]})
     """What runs it."""
     tasks: list[str] = Field(default_factory=list[str])
     """The tasks that it serves, of those of its engine; none: the first of these, and of `text` both."""
@@ -175,9 +178,8 @@ class ModelEntry(Section):
     @field_validator("engine")
     @classmethod
     def _known_engine(cls, value: str) -> str:
-        known = [kind.name for kind in KINDS.values() if not kind.built_in]
-        if value not in known:
-            raise ValueError(f"there is no engine {value}; there are {', '.join(known)}")
+        if value not in _ENGINES:
+            raise ValueError(f"there is no engine {value}; there are {', '.join(_ENGINES)}")
         return value
 
     @field_validator("tasks")

@@ -269,6 +269,23 @@ def test_an_operator_sees_where_requests_of_others_stand_and_a_reader_is_offered
     page.get_by_role("button", name="cancel: 1 request").click()
     told(page, "requested for 1 request")
     page.locator(".requests tr", has_text="theirs").get_by_text("cancelled", exact=True).wait_for(timeout=20_000)
+    send(system, *({"request_id": "twin", "tenant": tenant, "model": "none"} for tenant in ("shop", "other")))
+    page.goto(f"{gateway.url}/#/requests?tenant=shop&id_contains=t")
+    page.get_by_role("link", name="All tenants").click()
+    told(page, "Requests of all tenants")
+    page.locator(".requests tr", has_text="theirs").wait_for(timeout=10_000)
+    page.get_by_label("Id").fill("twin")
+    page.keyboard.press("Enter")
+    told(page, "2 requests here")
+    assert [one.split("\t")[1] for one in page.locator(".requests tbody tr:not([aria-hidden])").all_inner_texts()] == [
+        "shop",
+        "other",
+    ]
+    page.get_by_role("button", name="Count them").click()
+    page.get_by_role("button", name="cancel: 2 requests").click()
+    cancelled = page.locator(".requests tr", has_text="twin").get_by_text("cancelled", exact=True)
+    wait_until(lambda: cancelled.count() == 2, 20, "both are cancelled")
+    assert violations(page) == []
     own = gateway.submit()
 
     def reads_only(route: Any) -> None:

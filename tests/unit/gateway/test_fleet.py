@@ -134,3 +134,51 @@ def test_news_count_at_once() -> None:
     report: Any = SimpleNamespace(key=None, value=CODEC.encode(said("w2", chat(aliases=["new"]))))
     fleet.on_worker(report, NOW)
     assert fleet.known(NOW, LATE).models[0].aliases == ["new"]
+
+
+# -- loads, unloads and evictions
+
+
+def events(fleet: Fleet) -> list[tuple[str, str, str | None]]:
+    """(event, model, reason), the oldest first."""
+    return [(one.event, one.model, one.reason) for one in reversed(fleet.model_events.newest())]
+
+
+def test_loads_and_evictions_follow_from_the_reports_of_a_worker() -> None:
+    reports = [
+        (model_state("a"), model_state("b", "absent")),
+        (model_state("a"), model_state("b", "loading", reason="its size is measured")),
+        (model_state("a", "draining", reason="idle"), model_state("b", "loading", device="cpu", reason="demand")),
+        (model_state("a", "unloading", reason="idle"), model_state("b", "loading", device="cpu")),
+        (model_state("a", "absent"), model_state("b", load_seconds=2.5, device="cpu")),
+        (model_state("a", "absent"), model_state("b", "unloading", reason="desired")),
+        (model_state("a", "failed", reason="too large", cause="needs 9 GiB"), model_state("b", "absent")),
+        (model_state("a", "loading", device="cpu"), model_state("b", "loading", device="cpu")),
+        (model_state("a", "unloading", reason="desired"), model_state("b")),
+    ]
+    fleet = fed(
+        *(said("w1", *states, ago_ms=90 - at, evictions_total=int(at > 2)) for at, states in enumerate(reports))
+    )
+    assert events(fleet) == [
+        ("loading", "b", "demand"),
+        ("evicted", "a", "idle"),
+        ("loaded", "b", None),
+        ("unloaded", "b", "desired"),
+        ("failed", "a", "too large"),
+        ("loading", "a", None),
+        ("loading", "b", None),
+        ("unloaded", "a", "desired"),
+        ("loaded", "b", None),
+    ]
+    by_name = {(one.event, one.model): one for one in fleet.model_events.newest()}
+    assert by_name["failed", "a"].to_json()["cause"] == "needs 9 GiB"
+    assert [one.load_seconds for one in fleet.model_events.newest() if one.event == "loaded"] == [None, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"), [({"state": "stopped"}, "worker_stopped"), ({"started_at": 2}, "worker_restarted")]
+)
+def test_what_a_worker_had_loaded_is_unloaded_when_it_stops_or_starts_anew(last: dict[str, Any], reason: str) -> None:
+    fleet = fed(said("w1", chat(), ago_ms=20), said("w2", chat(), ago_ms=15), said("w1", ago_ms=10, **last))
+    assert events(fleet) == [("unloaded", "m", reason)]
+    assert events(fed(said("w1", chat(), **last))) == [], "when it was loaded is not known"

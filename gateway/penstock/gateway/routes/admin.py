@@ -11,6 +11,7 @@ from starlette.responses import Response
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.paging import page
+from penstock.gateway.view.model_events import MOST_EVENTS
 from penstock.gateway.view.outputs import json_at_once, json_bytes
 from penstock.schemas.errors import InvalidRequest
 
@@ -96,6 +97,17 @@ async def admin_gateways(request: Request) -> Response:
     """What each last reported of itself. One that stopped in order is not listed."""
     facts = service_of(request).facts
     return await _shared(request, lambda: page(facts.gateways()))
+
+
+@router.get("/admin/model-events", summary="Loads, unloads and evictions of models, newest first")
+async def admin_model_events(
+    request: Request,
+    model: Annotated[str | None, Query(description="Only of this model, by its id.")] = None,
+    limit: Annotated[int, Query(ge=1, le=MOST_EVENTS, description="At most so many.")] = 100,
+) -> Response:
+    """As they follow from the reports of workers that this gateway has read, the last 1,000."""
+    facts = service_of(request).facts
+    return await _shared(request, lambda: page(facts.model_events(model, limit)))
 
 
 async def _shared(request: Request, made: Callable[[], dict[str, Any]]) -> Response:

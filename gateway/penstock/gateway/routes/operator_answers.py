@@ -170,9 +170,26 @@ class History(Answer):
     devices_omitted: Annotated[int, Field(description="Devices beyond the first 64.")]
 
 
+class ModelEvent(Answer):
+    """Something that happened to an engine of a model on a worker."""
+
+    object: Literal["model.event"]
+    at: Annotated[Time, Field(description="When its worker reported it.")]
+    event: Literal["loading", "loaded", "unloaded", "evicted", "failed"]
+    model: str
+    pool: str | None
+    worker_id: str
+    replica: int
+    device: str | None
+    load_seconds: float | None
+    reason: str | None
+    cause: Annotated[str | None, Field(description="What made a load fail.")]
+
+
 class DeviceHolder(Answer):
     model: str
-    bytes: int
+    bytes: Annotated[int, Field(description="Granted.")]
+    measured_bytes: int | None
 
 
 class Device(Answer):

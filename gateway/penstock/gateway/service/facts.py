@@ -259,6 +259,11 @@ class Facts:
         """What each tenant has under way, and how near it is to its limits."""
         return tenants_json(self._view.tenants, self._view.census.lines, limits_of, now_ms())
 
+    def model_events(self, model: str | None, limit: int) -> list[dict[str, Any]]:
+        """The newest loads, unloads and evictions, of one model or of all."""
+        found = (one for one in self._view.fleet.model_events.newest() if model in (None, one.model))
+        return [one.to_json() for one in itertools.islice(found, limit)]
+
     def devices(self) -> list[dict[str, Any]]:
         """Each device of each worker, as its last report has it, in bytes; null is what it does not tell."""
         workers = sorted(self._view.fleet.workers.values(), key=lambda state: state.worker_id)
@@ -329,10 +334,11 @@ def _sizes(device: DeviceState) -> dict[str, int | None]:
 
 def _holders(worker: WorkerState, device: DeviceState) -> list[dict[str, Any]] | None:
     if device.holders or device.limit_bytes is not None:
-        return [{"model": one.model, "bytes": one.bytes} for one in device.holders]
+        return [one.to_dict() for one in device.holders]
     if len(worker.devices) > 1:
         return None  # such a worker does not tell which of several devices a model is on
-    return [{"model": one.model, "bytes": one.memory_bytes} for one in worker.models if one.memory_bytes]
+    held = ((one.model, one.memory_bytes) for one in worker.models if one.memory_bytes)
+    return [{"model": model, "bytes": held_bytes, "measured_bytes": held_bytes} for model, held_bytes in held]
 
 
 def _with_times(facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.common.reader import RawMessage
+from penstock.gateway.view.model_events import ModelEvents
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import ModelInfo, ModelState, WorkerState
@@ -40,6 +41,7 @@ class Fleet:
         self.models: dict[ModelKey, ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
         """`updated_at` is when this process heard the report: the clocks of workers differ from its own."""
+        self.model_events = ModelEvents()
         self._had: dict[ModelKey, tuple[int, str]] = {}
         """When a worker last reported the model, and which."""
         self._gone: frozenset[str] = frozenset()
@@ -63,6 +65,7 @@ class Fleet:
             self._gone |= {worker_id}
             return None
         state = self._codec.decode(message.value, WorkerState)
+        self.model_events.on_report(self.workers.get(state.worker_id), state)
         self.workers = {**self.workers, state.worker_id: replace(state, updated_at=heard_ms)}
         self._gone = self._gone | {state.worker_id} if state.state == STOPPED else self._gone - {state.worker_id}
         here = (heard_ms, state.worker_id)

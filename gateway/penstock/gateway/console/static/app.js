@@ -6,6 +6,7 @@ import {logIn, logOut} from "./api.js";
 import {Chat} from "./chat.js";
 import {Conversation, Conversations} from "./conversations.js";
 import {DeadLetter, DeadLetters} from "./dead_letters.js";
+import {Models} from "./models.js";
 import {Overview} from "./overview.js";
 import {Playground} from "./playground.js";
 import {Request} from "./request.js";
@@ -21,6 +22,7 @@ const TOAST_MS = 6000;
 const PAGES = {
   "": {name: "Overview", show: Home},
   requests: {name: "Requests", scope: "read", show: (shown) => shown.id ? html`<${Request} ...${shown} />` : html`<${Requests} ...${shown} />`},
+  models: {name: "Models", scope: "admin", show: (shown) => html`<${Models} ...${shown} />`},
   conversations: {name: "Conversations", scope: "read", show: (shown) => shown.id ? html`<${Conversation} ...${shown} />` : html`<${Conversations} ...${shown} />`},
   playground: {name: "Playground", scope: "submit", show: (shown) => html`<${Playground} ...${shown} />`},
   "dead-letters": {name: "Dead letters", scope: "admin", show: (shown) => shown.id ? html`<${DeadLetter} ...${shown} />` : html`<${DeadLetters} ...${shown} />`},

@@ -8,12 +8,20 @@ export const MOST_ROWS = 10_000;
 const MOST_CALLS = 20;
 
 /** Newest first, as the gateway sorts them. */
-const before = (a, b) => a.created_at > b.created_at || (a.created_at === b.created_at && a.request_id > b.request_id);
+const ORDER = ["created_at", "request_id", "tenant"];
+function before(a, b) {
+  const other = ORDER.find((name) => a[name] !== b[name]);
+  return other !== undefined && a[other] > b[other];
+}
+const own = (row) => row.request_id;
+/** In a list of all tenants. */
+export const ofAll = (row) => `${row.tenant}/${row.request_id}`;
 
 export class LiveList {
-  /** `path` with its filters; `changed` is called when `rows`, `more` or `error` have changed. */
-  constructor(path, changed) {
+  /** `path` with its filters; `changed` is called when `rows`, `more` or `error` have changed; `id` names a row as the route does. */
+  constructor(path, changed, id = own) {
     this.path = path + (path.includes("?") ? "&" : "?");
+    this.id = id;
     this.changed = changed;
     this.rows = [];
     this.known = new Map();
@@ -50,7 +58,7 @@ export class LiveList {
 
   /** The next page behind the rows that are here. */
   async next() {
-    if (this.more && this.rows.length < MOST_ROWS) await this.alone(() => this.page(this.rows.at(-1)?.request_id));
+    if (this.more && this.rows.length < MOST_ROWS) await this.alone(() => this.page(this.rows.length ? this.id(this.rows.at(-1)) : undefined));
   }
 
   /** One call after another: what an older answer says never comes over a newer one. */
@@ -73,7 +81,7 @@ export class LiveList {
     const {cursor, rows, more} = await this.pages(wanted);
     const last = rows.at(-1);
     this.rows = more ? [...rows, ...this.rows.filter((row) => before(last, row))].slice(0, MOST_ROWS) : rows;
-    this.known = new Map(this.rows.map((row) => [row.request_id, row]));
+    this.known = new Map(this.rows.map((row) => [this.id(row), row]));
     Object.assign(this, {cursor, more, loaded: true, refreshed_at: Date.now()});
   }
 
@@ -98,11 +106,11 @@ export class LiveList {
   /** What no change tells: that a worker has gone for which requests wait, that a request has come of age, and which rows left before a reset. */
   async refresh() {
     this.refreshed_at = Date.now();
-    const {top} = this, after = this.rows[top - 1]?.request_id;
+    const {top} = this, after = top > 0 && this.rows[top - 1] && this.id(this.rows[top - 1]);
     const found = await get(`${this.path}limit=${PAGE}${after ? `&after=${encodeURIComponent(after)}` : ""}`);
-    const there = new Set(found.data.map((row) => row.request_id));
+    const there = new Set(found.data.map(this.id));
     const end = found.has_more ? this.place(found.data.at(-1)) : this.rows.length;
-    if (after) this.rows.slice(top, end).filter((row) => !there.has(row.request_id)).forEach((row) => this.drop(row.request_id));
+    if (after) this.rows.slice(top, end).map(this.id).filter((id) => !there.has(id)).forEach((id) => this.drop(id));
     found.data.forEach((row) => this.put(row));
   }
 
@@ -119,22 +127,22 @@ export class LiveList {
 
   /** Take in a row. One that is behind the last row belongs to a page that is not here yet, unless it is `behind` by right. */
   put(row, behind = false) {
-    const here = this.known.get(row.request_id);
+    const id = this.id(row), here = this.known.get(id);
     if (here && here.created_at === row.created_at) {
       this.rows[this.place(row)] = row;
     } else {
-      if (here) this.drop(row.request_id);
+      if (here) this.drop(id);
       const at = this.place(row);
       if (at === this.rows.length && this.more && !behind) return;
       this.rows.splice(at, 0, row);
       if (this.rows.length > MOST_ROWS) {
         const gone = this.rows.pop();
-        this.known.delete(gone.request_id);
+        this.known.delete(this.id(gone));
         this.more = true;
         if (gone === row) return;
       }
     }
-    this.known.set(row.request_id, row);
+    this.known.set(id, row);
   }
 
   drop(id) {

@@ -121,7 +121,7 @@ function Models({workers, models, tell}) {
   const known = models.map((one) => ({...one, engines: workers.filter((worker) => worker.pool === one.pool)
     .flatMap((worker) => worker.models.filter((state) => state.model === one.model)
       .map((state) => ({...state, paused: worker.paused.includes(`model/${one.model}`)})))}));
-  return html`<section aria-labelledby="models"><h2 id="models">Models</h2><div class="columns">
+  return html`<section aria-labelledby="models"><h2 id="models"><a href="#/models">Models</a></h2><div class="columns">
     ${known.length ? known.map((one) => html`<${Model} one=${one} tell=${tell} />`)
       : html`<p class="faint">No worker reports a model. <code>penstock models add</code> serves one.</p>`}</div></section>`;
 }

@@ -2,7 +2,7 @@
 import {useEffect, useMemo, useRef, useState} from "./vendor/hooks.js";
 import {Ago, Failure, Table, html, times, usePoll} from "./parts.js";
 import {part} from "./api.js";
-import {LiveList, MOST_ROWS} from "./live.js";
+import {LiveList, MOST_ROWS, ofAll} from "./live.js";
 import {Walk, start, useWalk} from "./walk.js";
 
 const STATUSES = ["waiting", "accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
@@ -17,6 +17,8 @@ const POLL_MS = 2000;
 /** As the style sheet has them. */
 const ROW_PX = 30, BESIDE = 12, SPARE = 4;
 const AT_ONCE = 200;
+/** In place of a tenant, for operators. */
+const ALL = "*";
 
 const words = (name) => name.replaceAll("_", " ");
 const klass = (priority) => priority <= 3 ? "high" : priority <= 7 ? "medium" : "low";
@@ -39,7 +41,8 @@ export function why(one) {
   return [one.detail ?? waits, place].filter(Boolean).join(", ");
 }
 
-const cells = (one) => [link(one), html`<span class=${color(one)}>${words(one.status)}</span>`, words(one.task),
+/** A row of a list; `all`: of all tenants. */
+const cells = (one, all = false) => [link(one), ...all ? [html`<bdi>${one.tenant}</bdi>`] : [], html`<span class=${color(one)}>${words(one.status)}</span>`, words(one.task),
   `${klass(one.priority)}\u00a0${one.priority}`, html`<bdi>${one.model ?? ""}</bdi>`, html`<${Ago} at=${one.created_at} />`, why(one)];
 
 /** The filters of an address, by name; others are left out. */
@@ -59,7 +62,8 @@ function Filters({filters, may}) {
   return html`<form class="filters" onSubmit=${search}>${text("id_contains", "Id", 20)}${choice("status", "Status", named(STATUSES))}
     ${choice("task", "Task", named(TASKS))}${text("model", "Model", 14)}${choice("class", "Class", named(CLASSES))}
     ${choice("older_than_s", "Older than", Object.entries(AGES))}${may("admin") && text("tenant", "Tenant", 10)}
-    <button>Search</button>${Object.keys(filters).length > 0 && html`<a href="#/requests">All</a>`}</form>`;
+    <button>Search</button>${Object.keys(filters).length > 0 && html`<a href="#/requests">All</a>`}
+    ${may("admin") && filters.tenant !== ALL && html`<a href=${`#/requests?tenant=${ALL}`}>All tenants</a>`}</form>`;
 }
 
 /** The newest on the first screen. */
@@ -73,7 +77,7 @@ export function Newest() {
     <form onSubmit=${search}><label>Id <input name="id" size="20" autocomplete="off" required /></label>
       <button>Search</button><a href="#/requests">All requests, live</a></form>
     <${Failure} error=${error} />
-    ${found && html`<${Table} name="List of requests" columns=${COLUMNS} rows=${found.data.map(cells)}
+    ${found && html`<${Table} name="List of requests" columns=${COLUMNS} rows=${found.data.map((one) => cells(one))}
       empty="None. The form below sends one; so does: penstock submit 'Hello'" />`}</section>`;
 }
 
@@ -84,37 +88,39 @@ export function Requests({query, may, tenant}) {
   const wanted = new URLSearchParams(Object.entries(filters).filter(([name]) => name !== "tenant" || may("admin")));
   const path = `${route}?${wanted}`.replace(/\?$/, "");
   const form = useMemo(() => html`<${Filters} filters=${filters} may=${may} />`, [path]);
-  return html`<section aria-labelledby="requests"><h2 id="requests">Requests of <bdi>${may("admin") && filters.tenant || tenant}</bdi></h2>
+  const named = may("admin") && filters.tenant || tenant, all = named === ALL;
+  return html`<section aria-labelledby="requests"><h2 id="requests">Requests of ${all ? "all tenants" : html`<bdi>${named}</bdi>`}</h2>
       ${form}
-      <${Rows} key=${path} path=${path} /></section>
+      <${Rows} key=${path} path=${path} all=${all} /></section>
     ${may("cancel") && html`<${Many} key=${`many ${path}`} filters=${filters} may=${may} />`}`;
 }
 
 /** The first row that is in sight, and the one behind the last. */
 const inSight = (box) => [Math.floor((box?.scrollTop ?? 0) / ROW_PX), Math.ceil(((box?.scrollTop ?? 0) + (box?.clientHeight || 600)) / ROW_PX)];
 
-/** A list that is kept up to date. Of its rows those are drawn that are in sight. */
-function Rows({path}) {
+/**
+ * A list that is kept up to date, and which of its rows are drawn: those in sight of the `box`, and some beside them.
+ * What is looked at stays in its place when rows come above it.
+ */
+function useRows(path, all) {
   const [, draw] = useState(0);
   const list = useRef(/** @type {any} */ (null)), box = useRef(/** @type {any} */ (null)), pending = useRef(0);
   const first = useRef(/** @type {any} */ (null)), drawn = useRef([0, 0]);
-  const redraw = () => { pending.current ||= requestAnimationFrame(() => { pending.current = 0; stay(); draw((number) => number + 1); }); };
-  /** What is looked at stays in its place when rows come above it. */
   const stay = () => {
     const {current} = box;
     if (!current || !first.current || current.scrollTop < ROW_PX) return;
     const moved = list.current.place(first.current.row) - first.current.at;
     if (moved) current.scrollTop += moved * ROW_PX;
   };
+  const redraw = () => { pending.current ||= requestAnimationFrame(() => { pending.current = 0; stay(); draw((number) => number + 1); }); };
   useEffect(() => {
-    list.current = new LiveList(path, redraw);
+    list.current = new LiveList(path, redraw, all ? ofAll : undefined);
     const end = list.current.start();
     return () => { end(); cancelAnimationFrame(pending.current); };
   }, [path]);
-  const {rows = [], more = false, error = null, loaded = false, live = true} = list.current ?? {};
+  const {rows = [], more = false, error = null} = list.current ?? {};
   const [seen, seen_to] = inSight(box.current);
-  const top = Math.max(0, seen - BESIDE);
-  const shown = rows.slice(top, seen_to + BESIDE);
+  const top = Math.max(0, seen - BESIDE), shown = rows.slice(top, seen_to + BESIDE);
   drawn.current = [top, top + shown.length];
   if (list.current) {
     list.current.top = top;
@@ -127,21 +133,28 @@ function Rows({path}) {
   };
   const near = more && top + shown.length + 2 * BESIDE >= rows.length;
   useEffect(() => { if (near && !error) list.current.next(); });
-  const hold = ({target}) => { list.current.live = target.checked; redraw(); list.current.again(); };
-  const pad = (number) => html`<tr aria-hidden="true" style=${{height: `${number * ROW_PX}px`}}><td colspan=${COLUMNS.length}></td></tr>`;
+  return {list: list.current, box, top, shown, scrolled, redraw};
+}
+
+function Rows({path, all}) {
+  const {list, box, top, shown, scrolled, redraw} = useRows(path, all);
+  const {rows = [], more = false, error = null, loaded = false, live = true} = list ?? {};
+  const columns = all ? [COLUMNS[0], "tenant", ...COLUMNS.slice(1)] : COLUMNS;
+  const hold = ({target}) => { list.live = target.checked; redraw(); list.again(); };
+  const pad = (number) => html`<tr aria-hidden="true" style=${{height: `${number * ROW_PX}px`}}><td colspan=${columns.length}></td></tr>`;
   return html`<div class="row"><label><input type="checkbox" checked=${live} onChange=${hold} /> live</label>
       <span class="faint" id="loaded">${loaded ? `${times(rows.length, "request")} here, newest first${!more ? "" : rows.length < MOST_ROWS ? "; scroll for older ones" : "; older ones need a filter"}` : "Asking…"}</span></div>
     <${Failure} error=${error} />
     ${loaded && rows.length === 0 && html`<p class="faint">No request matches. One is sent by: <code>penstock submit 'Hello'</code></p>`}
     <div class="scroll requests" ref=${box} tabindex="0" role="region" aria-label="List of requests" hidden=${rows.length === 0} onScroll=${scrolled}>
-      <table aria-rowcount=${more ? -1 : rows.length + 1}><thead><tr>${COLUMNS.map((one) => html`<th scope="col" class=${`of-${one}`}>${one}</th>`)}</tr></thead>
-        <tbody>${pad(top)}${shown.map((one, at) => html`<${Line} key=${one.request_id} one=${one} index=${top + at + 2} />`)}
+      <table aria-rowcount=${more ? -1 : rows.length + 1}><thead><tr>${columns.map((one) => html`<th scope="col" class=${`of-${one}`}>${one}</th>`)}</tr></thead>
+        <tbody>${pad(top)}${shown.map((one, at) => html`<${Line} key=${list.id(one)} one=${one} all=${all} index=${top + at + 2} />`)}
           ${pad(Math.max(0, rows.length - top - shown.length))}</tbody></table></div>`;
 }
 
-function Line({one, index}) {
-  const reason = why(one);
-  return html`<tr aria-rowindex=${index}>${cells(one).map((cell, at) => html`<td title=${at === COLUMNS.length - 1 ? reason : null}>${cell}</td>`)}</tr>`;
+function Line({one, all, index}) {
+  const shown = cells(one, all), reason = why(one);
+  return html`<tr aria-rowindex=${index}>${shown.map((cell, at) => html`<td title=${at === shown.length - 1 ? reason : null}>${cell}</td>`)}</tr>`;
 }
 
 const COMMANDS = {

@@ -1,0 +1,113 @@
+"""Loads, unloads and evictions of models, as they follow from two reports of a worker. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from penstock.schemas.records import ModelState, WorkerState
+from penstock.schemas.times import rfc3339
+
+MOST_EVENTS = 1_000
+LOADED = ("ready", "draining")
+ENDING = ("unloading", "absent")
+STOPPED = "stopped"
+NO_EVICTION = frozenset({"desired", "keep_alive", "removed", "replaced", "too_small"})
+"""Reasons of a replica's end that is not for another model."""
+_NOTHING = ModelState(model="", state="absent")
+Place = tuple[str, int]
+"""(model, replica)"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelEvent:
+    """`event`: loading, loaded, unloaded, evicted or failed. `cause` is for operators."""
+
+    at_ms: int
+    event: str
+    model: str
+    pool: str | None
+    worker_id: str
+    replica: int
+    device: str | None
+    load_seconds: float | None = None
+    reason: str | None = None
+    cause: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        shown = asdict(self)
+        return {"object": "model.event", "at": rfc3339(shown.pop("at_ms")), **shown}
+
+
+class ModelEvents:
+    """The newest `MOST_EVENTS`. The first report of a worker says what is loaded, not when it was: it is no event."""
+
+    def __init__(self) -> None:
+        self._events: deque[ModelEvent] = deque(maxlen=MOST_EVENTS)
+
+    def on_report(self, before: WorkerState | None, now: WorkerState) -> None:
+        """Two reports of one worker that follow each other."""
+        if before is None:
+            return
+        was = {(one.model, one.replica): one for one in before.models}
+        if before.started_at != now.started_at:
+            self._ended(before, was, now.started_at, "worker_restarted")
+            was = {}
+        if now.state == STOPPED:
+            self._ended(before, was, now.updated_at, "worker_stopped")
+            return
+        are = {(one.model, one.replica): one for one in now.models}
+        evicted = now.evictions_total > before.evictions_total
+        for place in was.keys() | are.keys():
+            then, state = was.get(place, _NOTHING), are.get(place, _NOTHING)
+            if (found := _event(then, state, evicted=evicted)) is not None:
+                event, reason = found
+                made = _made(now, place, now.updated_at, event, reason)
+                device, load_seconds = state.device or then.device, state.load_seconds if event == "loaded" else None
+                cause = state.cause if event == "failed" else None
+                self._events.append(replace(made, device=device, load_seconds=load_seconds, cause=cause))
+
+    def newest(self) -> list[ModelEvent]:
+        """The newest first, by the times of the reports."""
+        return sorted(self._events, key=lambda one: (one.at_ms, one.worker_id, one.model, one.replica), reverse=True)
+
+    def _ended(self, worker: WorkerState, was: dict[Place, ModelState], at_ms: int, reason: str) -> None:
+        for place, state in was.items():
+            if state.state in LOADED:
+                self._events.append(replace(_made(worker, place, at_ms, "unloaded", reason), device=state.device))
+
+
+def _event(was: ModelState, now: ModelState, *, evicted: bool) -> tuple[str, str | None] | None:
+    """(event, reason) of a replica, if something happened to it."""
+    before, after = _state(was), _state(now)
+    if after == "loading" and before != "loading":
+        return "loading", now.reason
+    if after == "ready" and before not in LOADED:
+        return "loaded", None
+    if after == "failed" and before != "failed":
+        return "failed", now.reason
+    if before in (*LOADED, "loading") and after in ENDING:
+        reason = now.reason if after == "unloading" else was.reason
+        is_for_another = evicted and before in LOADED and reason not in NO_EVICTION
+        return "evicted" if is_for_another else "unloaded", reason
+    return None
+
+
+def _state(state: ModelState) -> str:
+    """Its size is measured before it gets a device: that is no load."""
+    return "absent" if state.state == "loading" and state.device is None else state.state
+
+
+def _made(worker: WorkerState, place: Place, at_ms: int, event: str, reason: str | None) -> ModelEvent:
+    model, replica = place
+    return ModelEvent(
+        at_ms=at_ms,
+        event=event,
+        model=model,
+        pool=worker.pool,
+        worker_id=worker.worker_id,
+        replica=replica,
+        device=None,
+        reason=reason,
+    )
