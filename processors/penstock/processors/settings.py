@@ -24,7 +24,12 @@ from penstock.schemas.topics import GATEWAY_KEY
 
 
 class WorkerSection(Section):
-    successors = {"inflight_cap": "set intake_bytes", "retry_delay_s": "set retries.first_s"}  # noqa: RUF012
+    successors = {  # noqa: RUF012
+        "inflight_cap": "set intake_bytes",
+        "retry_delay_s": "set retries.first_s",
+        "control_horizon_s": "remove it, commands are applied for a day",
+        "control_remembered": "remove it, 100,000 commands of each kind are remembered",
+    }
 
     worker_id: str | None = None
     """The worker's name on `inference.worker` and in results; null: host name and process id. Names that begin with
