@@ -20,7 +20,8 @@ export function Models({tell}) {
   const [events, no_events] = usePoll("/v1/admin/model-events?limit=1000", EVENTS_MS);
   return html`<section aria-labelledby="models"><h2 id="models">Models</h2><${Failure} error=${error} />
       ${models && html`<${Table} name="List of models" columns=${["model", "orders", "where", "memory", "requests"]}
-        rows=${models.data.map((one) => cells(one, tell))} empty="There is none. The form below adds one; so does: penstock models add" />`}</section>
+        rows=${models.data.map((one) => cells(one, tell))} keys=${models.data.map((one) => JSON.stringify([one.id, one.pool]))}
+        empty="There is none. The form below adds one; so does: penstock models add" />`}</section>
     <section aria-labelledby="devices"><h2 id="devices">Memory of devices</h2><${Failure} error=${no_devices} />
       ${devices && html`<div class="columns">${devices.data.map((one) => html`<${Device} one=${one} />`)}</div>
         ${!devices.data.length && html`<p class="faint">No worker reports a device. <code>penstock worker</code> starts one.</p>`}`}</section>

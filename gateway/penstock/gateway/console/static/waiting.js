@@ -16,6 +16,7 @@ export function Waiting({may}) {
   return html`<section aria-labelledby="waiting"><h2 id="waiting">Waiting${found?.depth ? `: ${times(found.depth, "request")}` : ""}</h2>
     <${Failure} error=${error} />
     ${found && html`<${Table} name="Lines of waiting requests" columns=${columns} rows=${found.data.map((line) => cells(line, all))}
+      keys=${found.data.map((line) => JSON.stringify([line.tenant, line.class, line.task, line.model, line.pool]))}
       empty="Nothing waits. Requests that cannot start at once are shown here by class, model and tenant." />
       ${found.omitted > 0 && html`<p class="faint">${times(found.omitted, "shorter line")} not shown</p>`}`}</section>`;
 }
