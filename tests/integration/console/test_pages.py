@@ -143,7 +143,7 @@ def test_every_page_is_used_by_keyboard_alone_and_the_focus_stays_when_lists_cha
     line = "3 requests of class low, chat, tenant later"
     move_to(page, line, "link")
     send(system, *asked("newer", 7, 9))
-    told(page, "newer")
+    page.get_by_role("link", name="7 requests of class low, chat, tenant newer").wait_for(timeout=10_000)
     page.wait_for_timeout(2_500)
     assert focused(page) == line
     page.keyboard.press("Enter")

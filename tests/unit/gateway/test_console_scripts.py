@@ -41,7 +41,8 @@ const shown = (history) => spans({created_at: at(100), done: false, status: "que
 LOADS = """
 import assert from "node:assert";
 import {courses} from "./models.js";
-const event = (event, second) => ({event, model: "m", worker_id: "w", replica: 0, at: new Date(second * 1000).toISOString()});
+const time = (second) => new Date(second * 1000).toISOString();
+const event = (event, second) => ({event, model: "m", worker_id: "w", replica: 0, at: time(second)});
 const bars = (loaded, ...events) => courses(events.reverse(), loaded, 100_000, 200_000)
   .map(([name, bars]) => [name, ...bars.map(([kind, from, to]) => [kind, from / 1000, to / 1000])]);
 """

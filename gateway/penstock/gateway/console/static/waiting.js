@@ -1,7 +1,7 @@
 // What waits, in lines by class, model and tenant, and the tenants: who has what ran, and who is near a limit.
 import {Failure, Table, count, duration, html, times, usePoll} from "./parts.js";
 
-const POLL_MS = 2000;
+const POLL_MS = 4000;
 const NEAR = 0.9;
 const SHOWN_TENANTS = 12;
 const words = (name) => name.replaceAll("_", " ");
