@@ -9,8 +9,8 @@ import asyncio
 import random
 import sys
 
-ADMIN_EVERY_2_S = ("problems", "stats", "devices", "waiting", "tenants")
-EVERY_2_S = (*(f"/v1/admin/{name}" for name in ADMIN_EVERY_2_S), "/v1/requests?limit=20")
+EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/admin/devices", "/v1/requests?limit=20")
+EVERY_4_S = ("/v1/admin/waiting", "/v1/admin/tenants")
 EVERY_10_S = ("/v1/stats", "/v1/admin/history?range_s=3600&step_s=60")
 
 
@@ -20,7 +20,7 @@ async def ask(host: str, port: int) -> None:
     reader, writer = await asyncio.open_connection(host, port)
     etags: dict[str, str] = {}
     for turn in range(1_000_000):
-        for path in (*EVERY_2_S, *(EVERY_10_S if turn % 5 == 0 else ())):
+        for path in (*EVERY_2_S, *(EVERY_4_S if turn % 2 == 0 else ()), *(EVERY_10_S if turn % 5 == 0 else ())):
             known = f"if-none-match: {etags[path]}\r\n" if path in etags else ""
             writer.write(
                 f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncache-control: max-age=1\r\n{known}\r\n".encode()

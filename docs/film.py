@@ -1,4 +1,4 @@
-"""Makes docs/console.png and docs/kill.gif from a running `penstock up`: a worker is killed, and its answer goes on.
+"""Makes docs/kill.gif from a running `penstock up`: a worker is killed, and its answer goes on.
 
     penstock up --detach && python docs/film.py && penstock down
 
@@ -87,9 +87,6 @@ def main() -> None:
         page = browser.new_page(viewport=SIZE)  # type: ignore[arg-type]
         page.goto(running["url"])
         page.get_by_text("All well").wait_for(timeout=60_000)
-        page.set_viewport_size({"width": 1280, "height": 1400})
-        page.screenshot(path=HERE / "console.png")
-        page.set_viewport_size(SIZE)  # type: ignore[arg-type]
         write_gif(film(page, worker), HERE / "kill.gif")
         browser.close()
 

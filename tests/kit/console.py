@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
@@ -64,6 +66,63 @@ def gone(page: Any, text: str, within_s: float = TELLS_S) -> None:
 
 def violations(page: Any) -> list[Any]:
     return [(one["id"], [node["html"] for node in one["nodes"]]) for one in Axe().run(page).response["violations"]]
+
+
+_BEGIN_TABS = """() => {
+    const shown = (one) => one.checkVisibility() && !one.disabled && !(one.type === "radio" && !one.checked);
+    const usable = "a[href], button, input, select, textarea, summary, [tabindex='0']";
+    window.toReach = [...document.querySelectorAll(usable)].filter(shown);
+    window.reached = new Set();
+    document.body.tabIndex = -1;  // the next Tab goes to what is first on the page
+    document.body.focus();
+    document.body.removeAttribute("tabindex");
+}"""
+_TABBED = """() => {
+    const one = document.activeElement, style = getComputedStyle(one), box = one.getBoundingClientRect();
+    if (one === window.newest) return "";  // a field of a date has several stops
+    if (one === document.body || window.reached.has(one)) return null;
+    window.reached.add(window.newest = one);
+    const seen = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+    return seen && box.bottom > 0 && box.top < innerHeight ? "" : one.outerHTML.slice(0, 200);
+}"""
+_NOT_REACHED = """() => window.toReach.filter((one) => one.isConnected && !window.reached.has(one))
+    .map((one) => one.outerHTML.slice(0, 200))"""
+
+
+def out_of_reach(page: Any) -> list[str]:
+    """What is for use and Tab does not reach, or reaches without a visible focus."""
+    page.evaluate(_BEGIN_TABS)
+    unseen: list[str] = []
+    while True:
+        page.keyboard.press("Tab")
+        if (found := page.evaluate(_TABBED)) is None:
+            return [*unseen, *page.evaluate(_NOT_REACHED)]
+        unseen += [found] if found else []
+
+
+def focused(page: Any) -> str:
+    """The name of what has the focus."""
+    label = "(one) => one.ariaLabel ?? one.labels?.[0]?.innerText ?? one.innerText"
+    return (page.evaluate(f"({label})(document.activeElement)") or "").strip()
+
+
+def tab_to(page: Any, name: str) -> None:
+    """Press Tab until what has this name has the focus."""
+    page.evaluate(_BEGIN_TABS)
+    found: list[str] = []
+    while (label_now := focused(page)) != name:
+        page.keyboard.press("Tab")
+        found.append(label_now)
+        assert page.evaluate(_TABBED) is not None, f"Tab does not reach {name!r}, but {found}"
+
+
+def keep_screenshot(page: Any, name: str) -> None:
+    """As `NAME.png` in the folder that `PENSTOCK_SCREENSHOTS` names, if it names one."""
+    if folder := os.environ.get("PENSTOCK_SCREENSHOTS"):
+        page.set_viewport_size({"width": 1280, "height": 1100})
+        page.evaluate("scrollTo(0, 0)")
+        page.wait_for_timeout(2_500)  # charts are drawn again
+        page.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def wider_than(page: Any, size: dict[str, int]) -> list[str]:

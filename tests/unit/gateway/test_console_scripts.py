@@ -38,7 +38,37 @@ const attempt = (attempt, from, to) => ({attempt, worker_id: "w", started_at: at
 const shown = (history) => spans({created_at: at(100), done: false, status: "queued", priority: 5, history}, 150_000)
   .map(([name, from, to]) => [name, from / 1000, to && to / 1000]);
 """
+LOADS = """
+import assert from "node:assert";
+import {courses} from "./models.js";
+const time = (second) => new Date(second * 1000).toISOString();
+const event = (event, second) => ({event, model: "m", worker_id: "w", replica: 0, at: time(second)});
+const bars = (loaded, ...events) => courses(events.reverse(), loaded, 100_000, 200_000)
+  .map(([name, bars]) => [name, ...bars.map(([kind, from, to]) => [kind, from / 1000, to / 1000])]);
+"""
 CASES = {
+    "a model is loading, loaded and unloaded, and loaded again until now": (
+        LOADS,
+        """
+        const before = [event("loading", 110), event("loaded", 120), event("evicted", 150)];
+        assert.deepEqual(bars(["m on w"], ...before, event("loading", 170), event("loaded", 180)),
+          [["m on w", ["load", 110, 120], ["run", 120, 150], ["load", 170, 180], ["run", 180, 200]]]);
+        """,
+    ),
+    "what was loaded before the first event is so from the begin, and what nothing happened to, too": (
+        LOADS,
+        """
+        assert.deepEqual(bars(["n on w"], event("unloaded", 150)),
+          [["m on w", ["run", 100, 150]], ["n on w", ["run", 100, 200]]]);
+        """,
+    ),
+    "a load that failed, and one that goes on": (
+        LOADS,
+        """
+        assert.deepEqual(bars(["m on w"], event("loading", 110), event("failed", 130), event("loading", 190)),
+          [["m on w", ["load", 110, 130], ["bad", 130, 130], ["load", 190, 200]]]);
+        """,
+    ),
     "attempts of the request that it was redriven from are no part of its times": (
         SPANS,
         """
@@ -50,6 +80,13 @@ CASES = {
         SPANS,
         """
         assert.deepEqual(shown([attempt(1, 110, null)]).at(-1), ["waiting", 110, 150]);
+        """,
+    ),
+    "nobody knows how long a worker that has gone had it loaded": (
+        LOADS,
+        """
+        assert.deepEqual(bars([], event("loading", 110), event("loaded", 120)),
+          [["m on w", ["load", 110, 120], ["run", 120, 120]]]);
         """,
     ),
     "a row that is behind the last of a full list is not held": (

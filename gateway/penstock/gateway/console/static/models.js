@@ -20,7 +20,8 @@ export function Models({tell}) {
   const [events, no_events] = usePoll("/v1/admin/model-events?limit=1000", EVENTS_MS);
   return html`<section aria-labelledby="models"><h2 id="models">Models</h2><${Failure} error=${error} />
       ${models && html`<${Table} name="List of models" columns=${["model", "orders", "where", "memory", "requests"]}
-        rows=${models.data.map((one) => cells(one, tell))} empty="There is none. The form below adds one; so does: penstock models add" />`}</section>
+        rows=${models.data.map((one) => cells(one, tell))} keys=${models.data.map((one) => JSON.stringify([one.id, one.pool]))}
+        empty="There is none. The form below adds one; so does: penstock models add" />`}</section>
     <section aria-labelledby="devices"><h2 id="devices">Memory of devices</h2><${Failure} error=${no_devices} />
       ${devices && html`<div class="columns">${devices.data.map((one) => html`<${Device} one=${one} />`)}</div>
         ${!devices.data.length && html`<p class="faint">No worker reports a device. <code>penstock worker</code> starts one.</p>`}`}</section>
@@ -79,29 +80,33 @@ function Device({one}) {
 
 /**
  * When each model was loading and loaded on each worker, from `begin_ms` on: [name, [[kind, from, to], …]].
- * `events`: newest first. `loaded`: names of what is loaded at the end.
+ * `events`: newest first. `there`: names of what is loading or loaded at the end.
  */
-export function courses(events, loaded, begin_ms, end_ms) {
-  const rows = new Map(), ends = new Map();
-  const bar = (name, kind, from, to) => { if (to > begin_ms) rows.set(name, [[kind, Math.max(from, begin_ms), to], ...rows.get(name) ?? []]); };
-  loaded.forEach((name) => ends.set(name, ["run", end_ms]));
-  for (const one of events) {
-    const name = course(one), at = Date.parse(one.at), [kind, to] = ends.get(name) ?? ["", end_ms];
-    if (one.event === "loading") bar(name, "load", at, kind === "load" ? to : at);
-    else if (one.event === "loaded") bar(name, "run", at, kind === "run" ? to : at);
-    if (one.event === "failed") bar(name, "bad", at, at);
-    ends.set(name, one.event === "loading" ? ["", at] : one.event === "loaded" || one.event === "failed" ? ["load", at] : ["run", at]);
+export function courses(events, there, begin_ms, end_ms) {
+  const bars = new Map(), open = new Map();
+  const add = (name, kind, from, to) => { if (to > begin_ms) bars.set(name, [...bars.get(name) ?? [], [kind, Math.max(from, begin_ms), to]]); };
+  const close = (name, at, unknown = /** @type {string | null} */ (null)) => {
+    const [kind, from] = open.get(name) ?? [unknown, begin_ms];
+    open.delete(name);
+    if (kind) add(name, kind, from, at);
+  };
+  for (const one of [...events].reverse()) {
+    const name = course(one), at = Date.parse(one.at), ends = ["unloaded", "evicted"].includes(one.event);
+    close(name, at, ends && !bars.has(name) ? "run" : null);
+    if (one.event === "failed") add(name, "bad", at, at);
+    else if (!ends) open.set(name, [one.event === "loading" ? "load" : "run", at]);
   }
-  for (const [name, [kind, to]] of ends) if (kind === "run") bar(name, "run", begin_ms, to);
-  return [...rows].sort(([a], [b]) => a < b ? -1 : 1);
+  for (const [name, [, from]] of open) close(name, there.includes(name) ? end_ms : from);
+  for (const name of there) if (!bars.has(name)) add(name, "run", begin_ms, end_ms);
+  return [...bars].sort(([a], [b]) => a < b ? -1 : 1);
 }
 
 const course = ({model, worker_id, replica}) => `${model} on ${worker_id}${replica ? ` (${replica})` : ""}`;
 
 function Timeline({events, models}) {
   const end = now(), begin = end - HOUR_MS;
-  const loaded = models.flatMap((one) => one.replicas.filter((replica) => ["ready", "draining"].includes(replica.state)).map((replica) => course({model: one.id, ...replica})));
-  const rows = courses(events, loaded, begin, end);
+  const there = models.flatMap((one) => one.replicas.filter((replica) => ["ready", "draining"].includes(replica.state) || replica.state === "loading" && replica.device).map((replica) => course({model: one.id, ...replica})));
+  const rows = courses(events, there, begin, end);
   if (!rows.length) return null;
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Timeline of the last hour"><table class="course loads">
     <thead><tr><th scope="col">model</th><th scope="col" class="of-course">1 h ago to now</th></tr></thead>

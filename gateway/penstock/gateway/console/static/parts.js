@@ -97,12 +97,12 @@ export function Act({label, about, method = "POST", path, body, tell, confirm, t
   return html`<button type="button" aria-disabled=${busy} aria-label=${about ?? label} onClick=${act}>${label}</button>`;
 }
 
-/** A table that scrolls on its own; `rows` are arrays of cells. */
-export function Table({name, columns, rows, empty}) {
+/** A table that scrolls on its own; `rows` are arrays of cells. `keys` name the rows, so that the focus stays in its row when others come. */
+export function Table({name, columns, rows, empty, keys = undefined}) {
   if (!rows.length) return html`<p class="faint">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${name}><table>
     <thead><tr>${columns.map((one) => html`<th scope="col">${one}</th>`)}</tr></thead>
-    <tbody>${rows.map((row) => html`<tr>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody>
+    <tbody>${rows.map((row, at) => html`<tr key=${keys?.[at] ?? at}>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody>
   </table></div>`;
 }
 

@@ -77,7 +77,7 @@ export function Newest() {
     <form onSubmit=${search}><label>Id <input name="id" size="20" autocomplete="off" required /></label>
       <button>Search</button><a href="#/requests">All requests, live</a></form>
     <${Failure} error=${error} />
-    ${found && html`<${Table} name="List of requests" columns=${COLUMNS} rows=${found.data.map((one) => cells(one))}
+    ${found && html`<${Table} name="List of requests" columns=${COLUMNS} rows=${found.data.map((one) => cells(one))} keys=${found.data.map((one) => one.request_id)}
       empty="None. The form below sends one; so does: penstock submit 'Hello'" />`}</section>`;
 }
 

@@ -1,7 +1,7 @@
 // What waits, in lines by class, model and tenant, and the tenants: who has what ran, and who is near a limit.
 import {Failure, Table, count, duration, html, times, usePoll} from "./parts.js";
 
-const POLL_MS = 2000;
+const POLL_MS = 4000;
 const NEAR = 0.9;
 const SHOWN_TENANTS = 12;
 const words = (name) => name.replaceAll("_", " ");
@@ -16,6 +16,7 @@ export function Waiting({may}) {
   return html`<section aria-labelledby="waiting"><h2 id="waiting">Waiting${found?.depth ? `: ${times(found.depth, "request")}` : ""}</h2>
     <${Failure} error=${error} />
     ${found && html`<${Table} name="Lines of waiting requests" columns=${columns} rows=${found.data.map((line) => cells(line, all))}
+      keys=${found.data.map((line) => JSON.stringify([line.tenant, line.class, line.task, line.model, line.pool]))}
       empty="Nothing waits. Requests that cannot start at once are shown here by class, model and tenant." />
       ${found.omitted > 0 && html`<p class="faint">${times(found.omitted, "shorter line")} not shown</p>`}`}</section>`;
 }
