@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from kit.engines import Server, run, serving
+from kit.pictures import decoded, file_of
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec
 from penstock.processors.engines.remote import images
 from penstock.processors.images.answered import AnsweredImages
@@ -32,22 +33,12 @@ TAKES = {
 }
 
 
-def file_of(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    data = io.BytesIO()
-    image.save(data, format, **options)
-    return data.getvalue()
-
-
 def b64(size: tuple[int, int] = (16, 8), format: str = "PNG") -> dict[str, str]:
     return {"b64_json": base64.b64encode(file_of(Image.new("RGB", size, RED), format)).decode()}
 
 
 def made(*items: dict[str, Any], **fields: Any) -> httpx.Response:
     return httpx.Response(200, json={"created": 1, "data": list(items), **fields})
-
-
-def decoded(image: Image.Image, source_format: str = "PNG") -> DecodedImage:
-    return DecodedImage(*image.size, image.mode, image.tobytes(), source_format, "0" * 64)
 
 
 def asked(task: str = "image_generation", *, images: dict[str, DecodedImage] | None = None, **payload: Any) -> RunSpec:
