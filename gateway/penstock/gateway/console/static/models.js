@@ -48,11 +48,19 @@ function cells(one, tell) {
 
 /** A replica on a worker: its state, memory, and why it is not loaded. */
 function Replica({one}) {
-  return html`<div>${place(one)}${one.replica ? ` (${one.replica})` : ""}: <${StateOf} state=${one.state} />${[bytes(one)].filter(Boolean).map((memory) => `, ${memory}`)}<${Why} of=${one} /></div>`;
+  const memory = bytes(one);
+  return html`<div>${place(one)}${one.replica ? ` (${one.replica})` : ""}: <${StateOf} state=${one.state} />${memory && `, ${memory}`}<${Why} of=${one} /></div>`;
 }
 
-const StateOf = ({state}) => html`<span class=${state === "ready" ? "good" : state === "failed" ? "bad" : "faint"}>${state === "absent" ? "not loaded" : words(state)}</span>`;
-const Why = ({of: {state, reason, cause}}) => (reason || cause) && html`<div class=${state === "failed" ? "bad" : "faint"}><bdi>${[reason && words(reason), cause].filter(Boolean).join(": ")}</bdi></div>`;
+function StateOf({state}) {
+  const tone = state === "ready" ? "good" : state === "failed" ? "bad" : "faint";
+  return html`<span class=${tone}>${state === "absent" ? "not loaded" : words(state)}</span>`;
+}
+
+function Why({of: {state, reason, cause}}) {
+  if (!reason && !cause) return null;
+  return html`<div class=${state === "failed" ? "bad" : "faint"}><bdi>${[reason && words(reason), cause].filter(Boolean).join(": ")}</bdi></div>`;
+}
 
 const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 /** How many requests run and wait. A worker reports one number of those that wait with each of its replicas. */
@@ -136,7 +144,9 @@ function Timeline({events, held: there}) {
   const end = now(), begin = end - HOUR_MS;
   const rows = courses(events, there, begin, end);
   if (!rows.length) return null;
+  const pale = rows.some(([, bars]) => bars.some(([kind]) => kind === "before"));
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Timeline of the last hour"><table class="course loads">
+    ${pale && html`<caption>Pale: loaded since before what is known</caption>`}
     <thead><tr><th scope="col">model</th><th scope="col" class="of-course">1 h ago to now</th></tr></thead>
     <tbody>${rows.map(([name, bars]) => html`<tr><th scope="row"><bdi>${name}</bdi></th><td title=${spoken(bars)}><svg viewBox=${`0 0 ${WIDE} 12`} preserveAspectRatio="none" role="img" aria-label=${spoken(bars)}>
       ${bars.map(([kind, from, to]) => html`<rect class=${kind} x=${WIDE * (from - begin) / HOUR_MS} y="2" height=${HIGH} width=${Math.max(3, WIDE * (to - from) / HOUR_MS)} />`)}</svg></td></tr>`)}</tbody></table></div>`;
