@@ -16,7 +16,7 @@ TELLS_S = 10.0
 NAME = "penstock.test"
 """A name of this machine that a browser does not know for its own: no secure context over plain http."""
 PHONE = {"width": 390, "height": 800}
-HOSTILE = '<img src=x onerror="document.title=1">\u202e\U0001f409'
+HOSTILE = f'<img src=x onerror="document.title=1">\u202e\U0001f409{"x" * 63}'
 
 
 class Opener:

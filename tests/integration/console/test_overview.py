@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kit.console import HOSTILE, NAME, PHONE, TELLS_S, Opener, gone, log_in, told, violations, wider_than
+from kit.console import HOSTILE, NAME, PHONE, TELLS_S, Opener, focused, gone, log_in, told, violations, wider_than
 from penstock.gateway.edge.keys import create_key, revoke_key
 from support import wait_until
 from system import Process, System, running
@@ -46,6 +46,8 @@ def test_a_gateway_that_hangs_is_not_called_well(gateway: Process, open_page: Op
         gone(page, "All well", 20)
         told(page, "the gateway does not answer")
         told(page, "What is shown here is as of")
+        assert "silent for" not in page.inner_text("main"), "of its workers nothing is known"
+        assert page.get_by_role("heading", name="Workers: 1").count() == 1
     finally:
         gateway.popen.send_signal(signal.SIGCONT)
     told(page, "All well", 20)
@@ -56,6 +58,7 @@ def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_pa
         answer = route.fetch()
         stats = answer.json()
         (worker,) = (one for one in stats["workers"] if one["state"] == "running")
+        stats["models"].insert(0, {**stats["models"][0], "model": "earlier"})
         stats["workers"] += [
             {**worker, "worker_id": "far", "pool": "far", "paused": ["class/low"], "waiting": {"memory": 2}},
             {**worker, "worker_id": "lost", "updated_at": "2026-01-01T00:00:00Z", "waiting": {"memory": 5}},
@@ -63,6 +66,7 @@ def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_pa
         route.fulfill(response=answer, json=stats)
 
     page = open_page(gateway)
+    page.get_by_role("button", name="pause the model noop").focus()
     page.route("**/v1/admin/stats", with_more_workers)
     page.route("**/classes/low/resume?pool=far", lambda route: route.fulfill(json={}))
     error = {"code": "internal", "message": "no devices"}
@@ -72,6 +76,8 @@ def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_pa
     told(page, "Workers: 2")
     told(page, "At the front waits: 2 memory")
     told(page, "no devices")
+    page.get_by_role("button", name="load the model earlier").wait_for()
+    assert focused(page) == "pause the model noop", "a card that comes before it leaves the focus where it is"
     assert page.get_by_role("button", name="pause the class low").count() == 1
     with page.expect_request("**/classes/low/resume?pool=far"):
         page.get_by_role("button", name="resume the class low in the pool far").click()
@@ -184,6 +190,9 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     send(system, {"request_id": "hostile", "model": HOSTILE})
     told(page, "model_unknown")
     assert HOSTILE in page.inner_text("section[aria-label=State]")
+    size = page.viewport_size
+    assert wider_than(page, PHONE) == []
+    page.set_viewport_size(size)
     send(system, {"request_id": "poison", "payload": {"prompt": 7}})
     told(page, "dead_letters_unreadable")
     assert page.get_by_role("button", name="run them again").count() == 0, "it holds no request"
@@ -213,12 +222,18 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
     kafka: Any, tmp_path: Path, open_page: Opener
 ) -> None:
     keys = tmp_path / "keys.json"
-    admin, reader = (create_key(keys, tenant="acme", scopes=scopes) for scopes in (["admin"], ["read"]))
+    admin, reader, sender = (create_key(keys, tenant="acme", scopes=[scope]) for scope in ("admin", "read", "submit"))
     with running(System(kafka.bootstrap_servers, "console-", tmp_path, auth={"keys_file": str(keys)})) as system:
         gateway = system.start_all(["w1", "g1"]).process("g")
         page = open_page(gateway)
         log_in(page, "pk_wrong")
         told(page, "this key is unknown or revoked")
+        log_in(page, sender)
+        told(page, "it lacks the scope `read`")
+        page.reload()
+        told(page, "Every page needs a key with the scope read")
+        assert violations(page) == []
+        page.get_by_role("button", name="Log out").click()
         log_in(page, reader)
         told(page, "tenant acme")
         told(page, "Requests")
@@ -250,4 +265,4 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
         assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
         assert revoke_key(keys, admin.split("_")[1])
         told(page, "This gateway asks for a key", 20)
-    open_page.expect("401", "ERR_FAILED")
+    open_page.expect("401", "403", "ERR_FAILED")

@@ -75,6 +75,8 @@ def test_models_are_added_loaded_pinned_paused_and_removed_by_keyboard_alone(
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     told(page, "add more: requested")
+    assert focused(page) == "Add"
+    assert page.get_by_role("textbox", name="id").input_value() == ""
     wait_until(lambda: state(gateway, "more").get("state") == "ready", 20, "the worker serves it")
     told(page, "more on ")
     press(page, "load the model large")
@@ -84,10 +86,13 @@ def test_models_are_added_loaded_pinned_paused_and_removed_by_keyboard_alone(
     for act, field, value in ACTS:
         press(page, f"{act} the model large")
         wait_until(lambda field=field, value=value: state(gateway, "large")[field] == value, 20, act)
+        unload = page.get_by_role("button", name="unload the model large")
+        unload.wait_for(state="detached" if act == "pin" else "visible", timeout=10_000)
     press(page, "unload the model large")
     wait_until(lambda: events(gateway, "large")[-2:] == ["loaded", "unloaded"], 20, "it is unloaded by order")
     press(page, "remove the model more")
     page.get_by_role("button", name="remove the model more").wait_for(state="detached", timeout=10_000)
+    wait_until(lambda: focused(page) == "List of models", 10, "the focus has a place when its row has left")
     assert state(gateway, "more")["error"]["code"] == "model_not_found"
     press(page, "load the model chat")
     wait_until(lambda: state(gateway, "chat")["state"] == "ready", 20, "chat is loaded again")

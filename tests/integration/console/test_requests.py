@@ -225,10 +225,14 @@ def test_many_are_scrolled_counted_moved_and_cancelled(gateway: Process, open_pa
     new = [gateway.submit(priority=9) for _ in range(3)]
     wait_until(lambda: box.evaluate("(one) => one.scrollTop") == 3000 + 30 * len(new), 10, "new rows come above")
     assert page.evaluate(TOP_ROW) == before, "what is looked at stays in its place"
+    box.evaluate("(one) => { one.scrollTop = 0 }")
+    page.get_by_role("link", name=new[-1]).focus()
+    new.append(gateway.submit(priority=9))
+    wait_until(lambda: box.evaluate("(one) => one.scrollTop") == 30, 10, "so does what has the focus at the top")
 
     page.get_by_role("button", name="Count them").click()
-    page.get_by_role("button", name=f"cancel: {MANY + 3} requests").click(timeout=10_000)
-    told(page, f"requested for {MANY + 3} requests", 30)
+    page.get_by_role("button", name=f"cancel: {MANY + len(new)} requests").click(timeout=10_000)
+    told(page, f"requested for {MANY + len(new)} requests", 30)
     wait_until(lambda: all(gateway.request(one)["status"] == "cancelled" for one in new), 30, "they are cancelled")
     ended = {"class": "low", "status": "cancelled", "limit": 100}
     assert len(httpx.get(f"{gateway.url}/v1/requests", params=ended).json()["data"]) == 100

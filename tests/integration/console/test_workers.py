@@ -19,7 +19,8 @@ from penstock.schemas.topics import GATEWAY_KEY
 from support import wait_until
 from system import NOOP, Process, System
 
-LATE_S = 3.0
+LATE_S = 7.0
+"""A turn of a test takes longer than 3 s where ten processes share a core."""
 SETTLES_S = 10.0
 """What a process lacks for a moment is no problem."""
 OFF_MS = 60_000
@@ -88,6 +89,15 @@ def row(page: Any, text: str) -> str:
     return page.get_by_role("row").filter(has_text=text).inner_text()
 
 
+def make_queues(system: System) -> None:
+    """The topics of the bridge, if they are not there."""
+    admin = AdminClient({"bootstrap.servers": system.bootstrap})
+    missing = {QUEUE, f"{QUEUE}-results"} - admin.list_topics(timeout=20).topics.keys()
+    topics = [NewTopic(topic, num_partitions=1) for topic in missing]
+    for made in admin.create_topics(topics).values() if topics else ():
+        made.result(20)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_each_process_is_there_with_what_it_is_and_can_be_read_by_everybody(
     system: System, gateway: Process, open_page: Opener, scheme: str
@@ -129,22 +139,21 @@ def test_a_bridge_that_waits_for_its_topic_is_told_until_the_topic_is_there(
     told(page, "bridge_unwell")
     page.get_by_role("link", name="see them").click()
     told(page, f"missing topics: {QUEUE}")
-    admin = AdminClient({"bootstrap.servers": system.bootstrap})
-    topics = [NewTopic(topic, num_partitions=1) for topic in (QUEUE, f"{QUEUE}-results")]
-    for made in admin.create_topics(topics).values():
-        made.result(20)
+    make_queues(system)
     bridge.wait_ready()
     is_well(gateway)
     gone(page, f"missing topics: {QUEUE}")
     assert "ready" in row(page, subject)
+    assert bridge.stop() == 0, bridge.tail()
 
 
 @pytest.mark.parametrize("kind", ["gateway", "bridge"])
 def test_a_process_that_was_killed_is_told_and_the_system_is_well_when_it_is_back(
     system: System, gateway: Process, open_page: Opener, kind: str
 ) -> None:
+    make_queues(system)
     page = open_page(gateway)
-    victim = system.gateway("x2").wait_ready() if kind == "gateway" else system.process("b")
+    victim = (system.gateway("x2") if kind == "gateway" else system.bridge()).wait_ready()
     subject, pid = reported(gateway, victim)["id"], victim.popen.pid
     count = {"gateway": "2 gateways", "bridge": "1 bridge"}[kind]
     told(page, count)
@@ -158,14 +167,13 @@ def test_a_process_that_was_killed_is_told_and_the_system_is_well_when_it_is_bac
     told(page, f"{kind}_silent")
     told(page, {"gateway": "1/2 gateways", "bridge": "0/1 bridge"}[kind])
     page.goto(f"{gateway.url}/#/workers")
-    told(page, "silent")
-    assert "silent" in row(page, subject)
+    wait_until(lambda: "silent" in row(page, subject), TELLS_S, lambda: row(page, subject))
     again = {"gateway": system.gateway, "bridge": system.bridge}[kind](victim.name, port=victim.port).wait_ready()
     is_well(gateway)
     assert listed(gateway)[subject]["pid"] == again.popen.pid != pid
     assert again.stop() == 0, again.tail()
     wait_until(lambda: subject not in listed(gateway), TELLS_S, "one that stops in order leaves at once")
-    assert problems(gateway) == {}
+    is_well(gateway)
 
 
 def test_clocks_that_differ_by_a_minute_make_nobody_silent_and_keep_nobody_alive(
@@ -180,7 +188,7 @@ def test_clocks_that_differ_by_a_minute_make_nobody_silent_and_keep_nobody_alive
             gateway_id = f"webhooks-{name}-1"
             put(f"{GATEWAY_KEY}{gateway_id}", gateway_state(gateway_id, started_at=at_ms, reported_at=at_ms), off_ms)
 
-    give_up = time.monotonic() + 2 * LATE_S
+    give_up = time.monotonic() + LATE_S + 2
     while time.monotonic() < give_up:
         report()
         time.sleep(0.3)
@@ -207,6 +215,7 @@ def test_whatever_a_report_holds_is_shown_as_text(
     assert page.inner_text("main").count(HOSTILE) >= 8
     assert page.title() == "Workers and gateways – Penstock"
     assert violations(page) == []
+    assert wider_than(page, PHONE) == []
     put(HOSTILE, None)
     put(f"{GATEWAY_KEY}{HOSTILE}", None)
     gone(page, "7 records behind")

@@ -40,32 +40,85 @@ const shown = (history) => spans({created_at: at(100), done: false, status: "que
 """
 LOADS = """
 import assert from "node:assert";
-import {courses} from "./models.js";
+import {acts, courses, load} from "./models.js";
 const time = (second) => new Date(second * 1000).toISOString();
 const event = (event, second) => ({event, model: "m", worker_id: "w", replica: 0, at: time(second)});
-const bars = (loaded, ...events) => courses(events.reverse(), loaded, 100_000, 200_000)
+const until = (second, ...names) => new Map(names.map((name) => [name, 1000 * second]));
+const bars = (there, ...events) => courses(events.reverse(), there, 100_000, 200_000)
   .map(([name, bars]) => [name, ...bars.map(([kind, from, to]) => [kind, from / 1000, to / 1000])]);
+"""
+WORKERS = """
+import assert from "node:assert";
+import {words} from "./parts.js";
+import {trend} from "./waiting.js";
+import {live} from "./workers.js";
+const time = (second) => new Date(second * 1000).toISOString();
 """
 CASES = {
     "a model is loading, loaded and unloaded, and loaded again until now": (
         LOADS,
         """
         const before = [event("loading", 110), event("loaded", 120), event("evicted", 150)];
-        assert.deepEqual(bars(["m on w"], ...before, event("loading", 170), event("loaded", 180)),
+        assert.deepEqual(bars(until(200, "m on w"), ...before, event("loading", 170), event("loaded", 180)),
           [["m on w", ["load", 110, 120], ["run", 120, 150], ["load", 170, 180], ["run", 180, 200]]]);
         """,
     ),
-    "what was loaded before the first event is so from the begin, and what nothing happened to, too": (
+    "what was loaded before the first event is drawn apart, and what nothing happened to, too": (
         LOADS,
         """
-        assert.deepEqual(bars(["n on w"], event("unloaded", 150)),
-          [["m on w", ["run", 100, 150]], ["n on w", ["run", 100, 200]]]);
+        assert.deepEqual(bars(until(200, "n on w"), event("unloaded", 150)),
+          [["m on w", ["before", 100, 150]], ["n on w", ["before", 100, 200]]]);
+        """,
+    ),
+    "what a silent worker had loaded ends at its last report": (
+        LOADS,
+        """
+        assert.deepEqual(bars(until(140, "m on w", "n on w"), event("loading", 110), event("loaded", 120)),
+          [["m on w", ["load", 110, 120], ["run", 120, 140]], ["n on w", ["before", 100, 140]]]);
+        """,
+    ),
+    "what waits on a worker counts once, however many replicas it has": (
+        LOADS,
+        """
+        const replica = (worker_id, queued) => ({worker_id, queued, running: 1});
+        assert.equal(load([replica("a", 5), replica("a", 5), replica("b", 2)]), "3 running, 7 waiting");
+        """,
+    ),
+    "a pinned model is not unloaded, and a pause that is unknown is not offered": (
+        LOADS,
+        """
+        const offered = (state, pinned, paused) =>
+          Object.values(acts({replicas: [{state: "absent"}, {state}], pinned, paused}, false)).filter(Boolean);
+        assert.deepEqual(offered("draining", false, false), ["unload", "pause"]);
+        assert.deepEqual(offered("loading", true, null), []);
+        assert.deepEqual(offered("failed", true, true), ["load", "resume"]);
+        """,
+    ),
+    "a worker becomes silent by an answer, not while the gateway does not answer": (
+        WORKERS,
+        """
+        const stats = {worker_late_s: 5, workers: [{worker_id: "w", state: "running", updated_at: time(100)}]};
+        const alive = (at) => live(stats, time(at)).map((one) => one.worker_id);
+        assert.deepEqual([alive(104), alive(106), live(null, null)], [["w"], [], []]);
+        """,
+    ),
+    "a line in which nothing leaves stands still": (
+        WORKERS,
+        """
+        const shown = (accepted_per_s, left_per_s) => trend({accepted_per_s, left_per_s});
+        assert.deepEqual([shown(1, 0), shown(2, 1), shown(1, 1)], ["stands still", "grows", "steady"]);
+        """,
+    ),
+    "codes are shown as words, sentences as they are": (
+        WORKERS,
+        """
+        assert.deepEqual([words("no_worker"), words("gpu_1 is lost")], ["no worker", "gpu_1 is lost"]);
         """,
     ),
     "a load that failed, and one that goes on": (
         LOADS,
         """
-        assert.deepEqual(bars(["m on w"], event("loading", 110), event("failed", 130), event("loading", 190)),
+        assert.deepEqual(bars(until(200, "m on w"), event("loading", 110), event("failed", 130), event("loading", 190)),
           [["m on w", ["load", 110, 130], ["bad", 130, 130], ["load", 190, 200]]]);
         """,
     ),
@@ -85,7 +138,7 @@ CASES = {
     "nobody knows how long a worker that has gone had it loaded": (
         LOADS,
         """
-        assert.deepEqual(bars([], event("loading", 110), event("loaded", 120)),
+        assert.deepEqual(bars(until(200), event("loading", 110), event("loaded", 120)),
           [["m on w", ["load", 110, 120], ["run", 120, 120]]]);
         """,
     ),

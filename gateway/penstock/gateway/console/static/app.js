@@ -46,10 +46,13 @@ function App() {
   const place = parse(hash);
   useEffect(() => { document.title = title(place); }, [hash]);
   if (error?.status === 401) return html`<${LogIn} said=${error} />`;
+  const refused = error?.status === 403 && /scope/.test(error.message);
   const may = (scope) => stats !== null && (!scope || stats.scopes.includes(scope) || stats.scopes.includes("admin"));
   const shown = {id: place.id, query: place.query, may, tell: setToast, tenant: stats?.tenant, keyed: stats?.key_id !== null};
-  return html`<${Header} stats=${stats} place=${place} may=${may} tell=${setToast} />
-    <main>${error && html`<section><${Failure} error=${error} /></section>`}
+  return html`<${Header} stats=${stats} keyed=${stats?.key_id || refused} place=${place} may=${may} tell=${setToast} />
+    <main>${refused && html`<section><p>Every page needs a key with the scope <code>read</code>. The session's key may still call
+      <a href="/docs">the routes</a> that its own scopes open, such as <code>POST /v1/requests</code> with <code>submit</code>.</p></section>`}
+      ${error && html`<section><${Failure} error=${error} /></section>`}
       ${stats && (may(place.page.scope) ? html`<${place.page.show} key=${place.kind + (place.id ?? "")} ...${shown} />`
         : html`<section><p>This page needs a key with the scope <code>${place.page.scope}</code>.</p></section>`)}</main>
     <div role="status">${toast && html`<div class="toast">${toast.error ? html`<${Failure} error=${toast.error} />` : toast.text}
@@ -77,7 +80,7 @@ function Home({may, tell, keyed}) {
     ${may("submit") && may("read") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
 }
 
-function Header({stats, place, may, tell}) {
+function Header({stats, keyed = false, place, may, tell}) {
   const leave = async () => {
     try {
       await logOut();
@@ -91,7 +94,7 @@ function Header({stats, place, may, tell}) {
     <nav aria-label="Pages">${stats && Object.entries(PAGES).filter(([, page]) => may(page.scope)).map(([kind, page]) =>
         html`<a href=${`#/${kind}`} aria-current=${kind === place.kind ? "page" : null}>${page.name}</a>`)}
       <a href="/docs">HTTP routes</a><a href="/metrics">Metrics</a>
-      ${stats?.key_id && html`<button type="button" onClick=${leave}>Log out</button>`}</nav></header>`;
+      ${keyed && html`<button type="button" onClick=${leave}>Log out</button>`}</nav></header>`;
 }
 
 /** A log-in loads the page anew, as a log-out does: no module keeps what another key has read. */

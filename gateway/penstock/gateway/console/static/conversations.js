@@ -51,8 +51,8 @@ function New({tell}) {
 }
 
 export function Conversation({id, query, may, tell}) {
-  const [one, error, again_one] = usePoll(`${ROUTE}/${part(id)}`, POLL_MS);
-  const [tree, no_tree, again] = usePoll(`${ROUTE}/${part(id)}/tree`, POLL_MS);
+  const [one, error, again_one] = usePoll(`${ROUTE}/${part(id)}`, POLL_MS, {object: true});
+  const [tree, no_tree, again] = usePoll(`${ROUTE}/${part(id)}/tree`, POLL_MS, {object: true});
   const begun = () => { if (error) { again_one(); again(); } };
   const forked = (answer) => { again(); location.hash = link(answer.id); };
   return html`<section aria-labelledby="conversation"><h2 id="conversation">Conversation <code><bdi>${id}</bdi></code></h2>

@@ -107,7 +107,7 @@ function command(filter, {rate, again}) {
 const quoted = (value) => /^[\w.:-]+$/.test(value) ? value : `'${value.replaceAll("'", "'\\''")}'`;
 
 export function DeadLetter({id, tell}) {
-  const [one, error] = usePoll(`${ROUTE}/${id.split("/").map(part).join("/")}`, POLL_MS);
+  const [one, error] = usePoll(`${ROUTE}/${id.split("/").map(part).join("/")}`, POLL_MS, {object: true});
   return html`<section aria-labelledby="letter"><h2 id="letter">Dead letter <code><bdi>${id}</bdi></code></h2>
       <${Failure} error=${error} />
       ${one && html`<${Letter} one=${one} tell=${tell} />`}

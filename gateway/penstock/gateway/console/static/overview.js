@@ -1,23 +1,23 @@
 // The first screen: is it well, and if not, why.
-import {Act, Ago, Failure, age, count, duration, gib, html, times, usePoll} from "./parts.js";
+import {Act, Ago, Failure, age, count, duration, gib, html, times, usePoll, words} from "./parts.js";
 import {useState} from "./vendor/hooks.js";
 import {Memory} from "./attempts.js";
 import {part} from "./api.js";
 import {Charts, RANGES, ended} from "./charts.js";
+import {Orders, load} from "./models.js";
 import {Tenants, Waiting} from "./waiting.js";
-import {Counts} from "./workers.js";
+import {Counts, live as serving} from "./workers.js";
 
 const POLL_MS = 2000;
-const ASKED_BEFORE = ["pause", "unload"];
 
 export function Overview({may, tell}) {
   const [problems, failed] = usePoll("/v1/admin/problems", POLL_MS);
-  const [stats, no_stats] = usePoll("/v1/admin/stats", POLL_MS);
+  const [stats, no_stats, , at] = usePoll("/v1/admin/stats", POLL_MS);
   const [devices, no_devices] = usePoll("/v1/admin/devices", POLL_MS);
   const [range, choose] = useState("1 h"), {path, poll_ms} = RANGES[range];
   const [history, no_history] = usePoll(path, poll_ms);
   const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
-  const live = workers.filter((one) => age(one.updated_at) <= stats.worker_late_s);
+  const live = serving(stats, at);
   return html`
     <${Problems} found=${problems} error=${failed} tell=${tell}
       counts=${stats && html`<${Counts} processes=${stats.processes} workers=${workers} live=${live} />`} />
@@ -75,15 +75,15 @@ function Pipeline({stats, workers, live, devices, history, range, tell}) {
       ${Object.entries(stats.queues).map(([name, one]) => html`<${Queue} name=${name} one=${one}
         pools=${pausing(name)} tell=${tell} />`)}
       <p class="faint">${why.length ? `At the front waits: ${
-        why.map(([reason, number]) => `${count(number)} ${reason.replaceAll("_", " ")}`).join(", ")}` : "Nothing waits at the front"}</p>
+        why.map(([reason, number]) => `${count(number)} ${words(reason)}`).join(", ")}` : "Nothing waits at the front"}</p>
     </div>
     <div><h3>Workers: ${live.length}</h3>
-      ${workers.length ? workers.map((one) => html`<${Worker} one=${one} silent=${!live.includes(one)} />`)
+      ${workers.length ? workers.map((one) => html`<${Worker} key=${one.worker_id} one=${one} silent=${!live.includes(one)} />`)
         : html`<p class="faint">None. <code>penstock worker</code> starts one.</p>`}</div>
     <div><h3>Devices</h3>${devices.filter((one) => live.some((worker) => worker.worker_id === one.worker_id))
-      .map((one) => html`<${Device} one=${one} />`)}</div>
+      .map((one) => html`<${Device} key=${one.worker_id + one.device} one=${one} />`)}</div>
     <div><h3>Results: ${stats.rates.ended_per_s.toFixed(1)} requests/s</h3>
-      ${Object.entries(history ? ended(history) : {}).map(([name, number]) => html`<p class="row"><span>${name.replaceAll("_", " ")}</span>
+      ${Object.entries(history ? ended(history) : {}).map(([name, number]) => html`<p class="row"><span>${words(name)}</span>
         <span class=${`figure ${name === "completed" ? "" : "warn"}`}>${count(number)}</span></p>`)}
       <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected. Ended in the last ${range}</p></div>
   </div>`;
@@ -98,7 +98,7 @@ function Queue({name, one, pools, tell}) {
     <${Act} label=${word} about=${`${word} the class ${name}`} path=${`${path}/${word}`} tell=${tell}
       confirm=${!paused && `Pause the class ${name}?`} />
   </div>
-  ${[...pools].filter((pool) => pool !== null).map((pool) => html`<p class="row"><span class="faint">paused in the pool <bdi>${pool}</bdi></span>
+  ${[...pools].filter((pool) => pool !== null).map((pool) => html`<p class="row" key=${pool}><span class="faint">paused in the pool <bdi>${pool}</bdi></span>
     <${Act} label="resume" about=${`resume the class ${name} in the pool ${pool}`} path=${`${path}/resume?pool=${part(pool)}`} tell=${tell} /></p>`)}`;
 }
 
@@ -116,31 +116,26 @@ function Device({one}) {
     <${Memory} of=${one} /></div>`;
 }
 
-/** One entry a model and pool, with its engines on all workers. */
+/** One entry a model and pool, with its replicas on all live workers. */
 function Models({workers, models, tell}) {
-  const known = models.map((one) => ({...one, engines: workers.filter((worker) => worker.pool === one.pool)
-    .flatMap((worker) => worker.models.filter((state) => state.model === one.model)
-      .map((state) => ({...state, paused: worker.paused.includes(`model/${one.model}`)})))}));
+  const known = models.map(({model, pool, tasks}) => {
+    const there = workers.filter((worker) => worker.pool === pool);
+    const replicas = there.flatMap(({worker_id, models: all}) => all.filter((one) => one.model === model).map((one) => ({...one, worker_id})));
+    return {id: model, pool, tasks, replicas, pinned: replicas.some((one) => one.pinned), paused: there.some((one) => one.paused.includes(`model/${model}`))};
+  });
   return html`<section aria-labelledby="models"><h2 id="models"><a href="#/models">Models</a></h2><div class="columns">
-    ${known.length ? known.map((one) => html`<${Model} one=${one} tell=${tell} />`)
+    ${known.length ? known.map((one) => html`<${Model} key=${JSON.stringify([one.id, one.pool])} one=${one} tell=${tell} />`)
       : html`<p class="faint">No worker reports a model. <code>penstock models add</code> serves one.</p>`}</div></section>`;
 }
 
 function Model({one, tell}) {
-  const states = [...new Set(one.engines.map((engine) => engine.state))];
-  const loading = one.engines.find((engine) => engine.progress !== null && engine.state === "loading");
-  const running = one.engines.reduce((sum, engine) => sum + engine.running, 0);
-  const queued = one.engines.reduce((sum, engine) => sum + engine.queued, 0);
-  const failed = one.engines.find((engine) => engine.reason)?.reason;
-  const to = (action) => `/v1/admin/models/${part(one.model)}/${action}${one.pool ? `?pool=${part(one.pool)}` : ""}`;
-  const paused = one.engines.some((engine) => engine.paused);
-  const acts = [states.includes("ready") ? "unload" : "load", paused ? "resume" : "pause"];
-  return html`<div><div class="row"><strong><bdi>${one.model}</bdi></strong>
+  const states = [...new Set(one.replicas.map((replica) => replica.state))];
+  const loading = one.replicas.find((replica) => replica.progress !== null && replica.state === "loading");
+  const failed = one.replicas.find((replica) => replica.reason)?.reason;
+  return html`<div><div class="row"><strong><bdi>${one.id}</bdi></strong>
       <span class=${states.includes("failed") ? "bad" : states.includes("ready") ? "good" : "faint"}>${
-        states.join(", ").replace("absent", "not loaded") || "on no worker"}${loading ? ` ${Math.round(100 * loading.progress)} %` : ""}</span></div>
-    <p class="faint">${one.tasks.map((task) => task.replaceAll("_", " ")).join(", ")}</p>
-    <div class="row"><span>${running} running, ${queued} queued${paused ? ", paused" : ""}</span><span class="acts">${acts.map((act) => html`<${Act}
-      label=${act} about=${`${act} the model ${one.model}`} path=${to(act)} tell=${tell}
-      confirm=${ASKED_BEFORE.includes(act) && `${act} the model ${one.model}?`} /> `)}</span></div>
-    ${failed && html`<p class="bad">${failed}</p>`}</div>`;
+        states.join(", ").replace("absent", "not loaded") || "on no worker"}${loading ? ` ${Math.round(100 * loading.progress)} %` : ""}${one.pinned ? ", pinned" : ""}</span></div>
+    <p class="faint">${one.pool === null ? "" : html`in <bdi>${one.pool}</bdi>, `}${one.tasks.map(words).join(", ")}</p>
+    <div class="row"><span>${load(one.replicas)}${one.paused ? ", paused" : ""}</span><${Orders} one=${one} tell=${tell} /></div>
+    ${failed && html`<p class="bad"><bdi>${words(failed)}</bdi></p>`}</div>`;
 }

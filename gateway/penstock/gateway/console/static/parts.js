@@ -17,6 +17,8 @@ export const count = (number) => number.toLocaleString("en");
 /** @param {number} bytes */
 export const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
 export const times = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
+/** A code in words. A sentence may hold names such as gpu_1, and stays as it is. */
+export const words = (code) => /^[a-z_]+$/.test(code) ? code.replaceAll("_", " ") : code;
 
 /** Seconds since a time. */
 export const age = (at) => Math.max(0, (now() - Date.parse(at)) / 1000);
@@ -35,12 +37,12 @@ export function Failure({error}) {
 }
 
 /**
- * [what a path answers, the newest error, ask at once], asked again every `ms` while the page is looked at.
- * It ends with an answer that is final: any if `once`, a request that is done, 404 or 410.
+ * [what a path answers, the newest error, ask at once, when it answered], asked again every `ms` while the page is looked at.
+ * It ends with an answer that is final: any if `once`, a request that is done, 410, and 404 if the path is of one `object`.
  * Nothing that another path has answered is ever shown under this one.
- * @returns {[any, any, () => void]}
+ * @returns {[any, any, () => void, string]}
  */
-export function usePoll(path, ms, once = false) {
+export function usePoll(path, ms, {once = false, object = false} = {}) {
   const [state, setState] = useState(/** @type {any} */ ({path, found: null, error: null, at: null}));
   const again = useRef(() => {});
   useEffect(() => {
@@ -52,7 +54,7 @@ export function usePoll(path, ms, once = false) {
           final = once || found?.done === true;
           if (!ended) setState({path, found, error: null, at: new Date(now()).toISOString()});
         } catch (error) {
-          final = error.status === 404 || error.status === 410;
+          final = object && error.status === 404 || error.status === 410;
           if (!ended) setState((before) => failed(before.path === path ? before : {path, found: null, at: null}, error));
         }
       }
@@ -65,8 +67,8 @@ export function usePoll(path, ms, once = false) {
     ask();
     return () => { ended = true; clearTimeout(timer); document.removeEventListener("visibilitychange", seen); };
   }, [path, ms]);
-  const shown = state.path === path ? state : {found: null, error: null};
-  return [shown.found, shown.error, () => again.current()];
+  const shown = state.path === path ? state : {found: null, error: null, at: null};
+  return [shown.found, shown.error, () => again.current(), shown.at];
 }
 
 const failed = (before, error) => ({...before, error: Object.assign(error, {shown_at: before.at})});
@@ -80,7 +82,7 @@ function outcome({object, redriven, purged, skipped, error, remaining}) {
 }
 
 /** A button that calls the API; `tell` hears what came of it, and `then` its answer. It keeps the focus meanwhile. */
-export function Act({label, about, method = "POST", path, body, tell, confirm, then}) {
+export function Act({label, about, method = "POST", path, body, tell, confirm, then, danger = false}) {
   const [busy, setBusy] = useState(false);
   const act = async () => {
     if (busy || (confirm && !window.confirm(confirm))) return;
@@ -94,13 +96,22 @@ export function Act({label, about, method = "POST", path, body, tell, confirm, t
     }
     setBusy(false);
   };
-  return html`<button type="button" aria-disabled=${busy} aria-label=${about ?? label} onClick=${act}>${label}</button>`;
+  return html`<button type="button" class=${danger && "danger"} aria-disabled=${busy} aria-label=${about ?? label} onClick=${act}>${label}</button>`;
 }
 
-/** A table that scrolls on its own; `rows` are arrays of cells. `keys` name the rows, so that the focus stays in its row when others come. */
+/**
+ * A table that scrolls on its own; `rows` are arrays of cells. `keys` name the rows, so that the focus stays in its row when others come.
+ * When the row with the focus leaves, the table has the focus.
+ */
 export function Table({name, columns, rows, empty, keys = undefined}) {
-  if (!rows.length) return html`<p class="faint">${empty}</p>`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${name}><table>
+  const box = useRef(/** @type {any} */ (null)), focused = useRef(/** @type {any} */ (null));
+  useEffect(() => {
+    if (!focused.current || focused.current.isConnected) return;
+    focused.current = null;
+    if (document.activeElement === document.body) box.current.focus();
+  });
+  if (!rows.length) return html`<p class="faint" tabindex="-1" ref=${box}>${empty}</p>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${name} ref=${box} onFocusIn=${({target}) => { focused.current = target; }}><table>
     <thead><tr>${columns.map((one) => html`<th scope="col">${one}</th>`)}</tr></thead>
     <tbody>${rows.map((row, at) => html`<tr key=${keys?.[at] ?? at}>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody>
   </table></div>`;

@@ -1,6 +1,6 @@
 // One request: its course to scale, what it waits for, its stream, what was asked and answered, and what can be done with it.
 import {useState} from "./vendor/hooks.js";
-import {Act, Ago, Facts, Failure, Table, count, duration, gib, html, times, usePoll} from "./parts.js";
+import {Act, Ago, Facts, Failure, Table, count, duration, gib, html, times, usePoll, words} from "./parts.js";
 import {Attempts} from "./attempts.js";
 import {call, get, now, part} from "./api.js";
 import {Calls, useFollow} from "./asking.js";
@@ -10,14 +10,13 @@ import {why} from "./requests.js";
 const POLL_MS = 1000, SLOW_MS = 5000;
 const WIDE = 1000;
 const FIRST_VALUES = 8;
-const words = (name) => name.replaceAll("_", " ");
 const exact = (ms) => ms < 1000 ? `${Math.round(ms)} ms` : ms < 60_000 ? `${(ms / 1000).toFixed(2)} s` : duration(ms / 1000);
 const requestLink = (id, tenant) => html`<a href=${`#/requests/${part(id)}${tenant ? `?tenant=${part(tenant)}` : ""}`}><code><bdi>${id}</bdi></code></a>`;
 
 /** `#/requests/ID`, for operators `?tenant=` too: a request of the key's tenant as its callers see it, of others where it stands. */
 export function Request({id, query, may, tell, keyed, tenant: own}) {
   const asked = query.get("tenant"), foreign = asked && asked !== own;
-  const [one, error] = usePoll(foreign ? `/v1/admin/requests/${part(id)}?tenant=${part(asked)}` : `/v1/requests/${part(id)}`, POLL_MS);
+  const [one, error] = usePoll(foreign ? `/v1/admin/requests/${part(id)}?tenant=${part(asked)}` : `/v1/requests/${part(id)}`, POLL_MS, {object: true});
   const path = `/v1/requests/${part(id)}`;
   return html`<section aria-labelledby="request"><h2 id="request">Request <code><bdi>${id}</bdi></code></h2>
       <${Failure} error=${error} />
@@ -218,7 +217,7 @@ function OnDemand({title, path, show, final = false}) {
 }
 
 function Asked({path, show, final}) {
-  const [found, error] = usePoll(path, SLOW_MS, final);
+  const [found, error] = usePoll(path, SLOW_MS, {once: final, object: true});
   return html`<${Failure} error=${error} />${found ? show(found) : !error && html`<p class="faint">Asking…</p>`}`;
 }
 

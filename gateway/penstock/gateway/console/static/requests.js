@@ -1,6 +1,6 @@
 // The caller's requests, or those of a tenant: the newest on the first screen, and all of them, live, with commands for many.
 import {useEffect, useMemo, useRef, useState} from "./vendor/hooks.js";
-import {Ago, Failure, Table, html, times, usePoll} from "./parts.js";
+import {Ago, Failure, Table, html, times, usePoll, words} from "./parts.js";
 import {part} from "./api.js";
 import {LiveList, MOST_ROWS, ofAll} from "./live.js";
 import {Walk, start, useWalk} from "./walk.js";
@@ -20,13 +20,12 @@ const AT_ONCE = 200;
 /** In place of a tenant, for operators. */
 const ALL = "*";
 
-const words = (name) => name.replaceAll("_", " ");
 const klass = (priority) => priority <= 3 ? "high" : priority <= 7 ? "medium" : "low";
 const link = (one) => html`<a href=${`#/requests/${part(one.request_id)}${one.tenant ? `?tenant=${part(one.tenant)}` : ""}`}><code><bdi>${one.request_id}</bdi></code></a>`;
 const color = (one) => one.status === "completed" ? "good" : one.done && one.status !== "cancelled" ? "bad" : one.status === "running" ? "good" : "";
 
 /** The reasons of `waiting_for`; one that is not here is shown as it is. */
-const REASONS = {
+export const REASONS = {
   no_worker: "no live worker has its model", transaction: "an open transaction on its partition", paused: "its model or class is paused",
   conversation: "the turn before it in its conversation", memory: "memory", model_loading: "its model is loading",
   slack: "room that is kept for more urgent work", class: "more urgent and earlier requests", tenant_share: "another tenant's share",
@@ -100,7 +99,7 @@ const inSight = (box) => [Math.floor((box?.scrollTop ?? 0) / ROW_PX), Math.ceil(
 
 /**
  * A list that is kept up to date, and which of its rows are drawn: those in sight of the `box`, and some beside them.
- * What is looked at stays in its place when rows come above it.
+ * What is looked at stays in its place when rows come above it; at the top of the list that is so while a row has the focus.
  */
 function useRows(path, all) {
   const [, draw] = useState(0);
@@ -108,7 +107,7 @@ function useRows(path, all) {
   const first = useRef(/** @type {any} */ (null)), drawn = useRef([0, 0]);
   const stay = () => {
     const {current} = box;
-    if (!current || !first.current || current.scrollTop < ROW_PX) return;
+    if (!current || !first.current || current.scrollTop < ROW_PX && !current.querySelector(":focus")) return;
     const moved = list.current.place(first.current.row) - first.current.at;
     if (moved) current.scrollTop += moved * ROW_PX;
   };
@@ -124,7 +123,7 @@ function useRows(path, all) {
   drawn.current = [top, top + shown.length];
   if (list.current) {
     list.current.top = top;
-    first.current = rows[top + BESIDE] ? {row: rows[top + BESIDE], at: top + BESIDE} : null;
+    first.current = rows[seen] ? {row: rows[seen], at: seen} : null;
   }
   /** Rows beside those in sight are drawn too: scrolling draws anew only when few of them are left. */
   const scrolled = () => {

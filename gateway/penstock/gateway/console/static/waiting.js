@@ -1,10 +1,10 @@
 // What waits, in lines by class, model and tenant, and the tenants: who has what ran, and who is near a limit.
-import {Failure, Table, count, duration, html, times, usePoll} from "./parts.js";
+import {Failure, Table, count, duration, html, times, usePoll, words} from "./parts.js";
+import {REASONS} from "./requests.js";
 
 const POLL_MS = 4000;
 const NEAR = 0.9;
 const SHOWN_TENANTS = 12;
-const words = (name) => name.replaceAll("_", " ");
 const rate = (per_s) => `${per_s >= 10 ? count(Math.round(per_s)) : Number(per_s.toPrecision(2))}/s`;
 const percent = (part) => `${part > 0 && part < 0.01 ? "<\u00a01" : Math.round(100 * part)}\u00a0%`;
 
@@ -25,17 +25,20 @@ function cells(line, all) {
   const {tenant, task, model, pool, depth, oldest_age_s: age_s, rates, reasons} = line;
   const named = {...all && {tenant}, class: line.class, task, ...model !== null && {model}, status: "waiting"};
   const [[reason, number] = [null, 0]] = Object.entries(reasons);
-  return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, ${model ?? `any model for ${words(task)}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
+  return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, ${model ?? `any model for ${words(task)}`}${pool === null ? "" : `, pool ${pool}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
     line.class, html`<bdi>${model ?? `any for ${words(task)}`}</bdi>${pool === null ? "" : html` in <bdi>${pool}</bdi>`}`,
     ...all ? [html`<bdi>${tenant}</bdi>`] : [], age_s === null ? "" : duration(age_s), rate(rates.accepted_per_s), rate(rates.left_per_s), forecast(line),
-    reason && `${words(reason)}${number < depth ? ` (${count(number)})` : ""}`];
+    reason && `${REASONS[reason] ?? words(reason)}${number < depth ? ` (${count(number)})` : ""}`];
 }
 
 /** When nothing will wait in a line, at the rates of the last seconds. */
 function forecast({empty_in_s: seconds, rates}) {
   if (seconds !== null) return seconds < 1 ? "at once" : `in ${duration(seconds)}`;
-  return html`<span class="warn">${rates.accepted_per_s > rates.left_per_s ? "grows" : "stands still"}</span>`;
+  return html`<span class="warn">${trend(rates)}</span>`;
 }
+
+/** How a line that will not be empty goes on. */
+export const trend = ({accepted_per_s: accepted, left_per_s: left}) => left === 0 ? "stands still" : accepted > left ? "grows" : "steady";
 
 /** Who uses the system. One tenant without a limit says nothing. */
 export function Tenants() {
