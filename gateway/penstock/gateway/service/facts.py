@@ -314,11 +314,18 @@ class Facts:
                 "dropped_slow": self._hub.dropped_slow,
                 "sockets": self.sockets,
             },
-            "workers": [_with_times(worker.to_dict()) for worker in workers],
+            "workers": [_worker_json(worker) for worker in workers],
             "worker_late_s": self.worker_late_ms / 1000,
             "processes": self._processes(at_ms),
             "models": [_with_times(model.to_dict()) for model in self.models()],
         }
+
+
+def _worker_json(worker: WorkerState) -> dict[str, Any]:
+    """The record with its offsets by topic/partition."""
+    committed = {place: at for place, at in zip(worker.assigned, worker.committed, strict=False) if at >= 0}
+    lag = {place: records for place, records in zip(worker.assigned, worker.lag, strict=False) if records > 0}
+    return {**_with_times(worker.to_dict()), "committed": committed, "lag": lag}
 
 
 def _sizes(device: DeviceState) -> dict[str, int | None]:
