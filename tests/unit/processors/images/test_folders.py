@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.refusals import refused
 from penstock.processors.images.folders import ImageFolders
 from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge
@@ -75,9 +76,8 @@ OUTSIDE = "lies in no folder that images may come from"
     ],
 )
 def test_all_else_is_refused_with_its_reason(inside: Path, path: str, words: str) -> None:
-    with pytest.raises((InvalidRequest, TooLarge), match=words) as caught:
+    with refused((InvalidRequest, TooLarge), words, param=PARAM):
         read(inside, f"file://{path}")
-    assert caught.value.param == PARAM
 
 
 def test_a_link_that_is_exchanged_after_it_was_looked_at_is_not_followed(
