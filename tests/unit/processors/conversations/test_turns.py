@@ -87,6 +87,7 @@ async def test_a_log_that_changes_after_the_read_is_read_again(
     else:
         log.rivals = input_messages(request("r0", "first"), 1, 0)
     assert not await turns.begin(second, 1, 0, mine, ahead.mark)
+    assert log.keys().count("r2/in/0/1") == int(change == "rival"), "what was seen before appends nothing"
     again = await turns.read(second, mine)
     assert contents(again.past.messages) == past
     log.records.append((len(log.records), b"?", b"garbage"))

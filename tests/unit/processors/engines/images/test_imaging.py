@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from kit.pictures import decoded, encoded
+from kit.refusals import refused
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec
 from penstock.processors.engines.images.imaging import ImagingBackend
 from penstock.processors.engines.images.upscaling import MODEL_TYPE, UpscalingBackend, make_network, tiles
@@ -116,9 +117,8 @@ async def test_refused_before_it_runs(operation: dict[str, Any], kind: type[Pens
 
 async def test_an_image_beyond_the_engines_limit_is_refused_before_it_runs() -> None:
     bench = Bench(max_pixels=1000)
-    with pytest.raises(TooLarge) as caught:
+    with refused(TooLarge, param="payload.image"):
         bench.backend.prepare(spec(1, {"op": "crop", "width": 2, "height": 2}, images=[noise(40, 30)]))
-    assert caught.value.param == "payload.image"
 
 
 async def test_a_cancelled_run_gives_its_place_to_the_next_and_tells_nothing() -> None:
