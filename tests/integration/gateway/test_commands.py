@@ -217,7 +217,12 @@ def test_an_operator_sees_why_requests_of_any_tenant_wait_and_not_what_is_in_the
     assert {one["tenant"] for one in asked(f"{since}=shop")[1]["data"]} == {"shop"}
     assert asked(f"{since}=ops")[1]["data"] == []
     assert asked("?tenant=shop", shop)[0] == asked(f"/{ids[0]}?tenant=shop", shop)[0] == 403
-    assert asked("?tenant=No!")[0] == asked("?tenant=*")[0] == 400
+    assert asked("?tenant=No!")[0] == asked("?tenant=*&after=no-tenant")[0] == 400
+    _, of_all = asked("?tenant=*&limit=2")
+    assert of_all["last_id"] == f"shop/{ids[-2]}"
+    rest = asked(f"?tenant=*&limit=2&after={of_all['last_id']}")[1]["data"]
+    assert [one["request_id"] for one in (*of_all["data"], *rest)] == ids[::-1]
+    assert "secret" not in str(of_all)
 
     where = ["--url", gateway.url, "--key", keys[1]]
     done = CliRunner().invoke(app, ["requests", "list", "--tenant", "shop", "--status", "waiting", *where])

@@ -37,7 +37,7 @@ STATUSES = ("accepted", "queued", "running", "retrying")
 
 
 def event(number: int, name: str, attempt: int) -> StatusEvent:
-    reason = WaitingFor(reason="memory" if number % 3 else "class") if name == "queued" else None
+    reason = WaitingFor(reason=("memory", "class", "scheduled")[number % 3]) if name == "queued" else None
     return status(name, f"r{number}", attempt=attempt, model="m" if number % 2 else "n", waiting_for=reason)
 
 
@@ -140,7 +140,8 @@ def waiting_by_line(live: dict[int, Entry]) -> dict[LineId, tuple[int, dict[str,
         depth, reasons = lines.setdefault(line_id, (0, {}))
         if one.status is not None and one.status.waiting_for is not None:
             reason = one.status.waiting_for.reason
-            reasons[reason] = reasons.get(reason, 0) + 1
+            if reason != "scheduled":
+                reasons[reason] = reasons.get(reason, 0) + 1
         lines[line_id] = depth + is_waiting(one), reasons
     return {line_id: (depth, reasons) for line_id, (depth, reasons) in lines.items() if depth}
 

@@ -480,6 +480,13 @@ def test_log_probabilities_are_sent_once_and_for_the_same_tokens(
         assert told == last
 
 
+def test_log_probabilities_after_a_gap_come_with_the_outcome() -> None:
+    splice = LogprobSplice()
+    assert len(splice.pieces(tokens("ab"), 0)) == 2
+    assert splice.pieces(tokens("e"), 4) == []
+    assert splice.finish(tokens("abcde")) == tokens("cde")
+
+
 CALLS: list[dict[str, Any]] = [
     {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "é🙂"}'}},
     {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},

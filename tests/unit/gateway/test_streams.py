@@ -364,7 +364,8 @@ def pieces_of(subscription: Subscription) -> list[tuple[str, int]]:
     while frames := subscription.take_nowait():
         for frame in frames:
             for one in frame.pieces() if isinstance(frame, ChunkFrame) else ():
-                if one.logprobs:
+                if getattr(frame, "logprobs", None):
+                    assert one.logprobs
                     assert [token["token"] for token in one.logprobs] == [*one.text]
                     assert one.logprobs_offset == one.offset
                 pieces.append((one.text, one.offset))

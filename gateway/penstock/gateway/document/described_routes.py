@@ -256,7 +256,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/admin/tenants"): _shared(replace(ADMIN, hot=hot_routes.admin_tenants), operator_answers.Tenants),
     ("GET", "/v1/admin/history"): _shared(ADMIN, operator_answers.History),
     ("GET", "/v1/admin/model-events"): _shared(ADMIN, Page[operator_answers.ModelEvent]),
-    ("GET", "/v1/admin/models"): _route(ADMIN, Page[operator_answers.AdminModel]),
+    ("GET", "/v1/admin/models"): _shared(ADMIN, Page[operator_answers.AdminModel]),
     ("POST", "/v1/admin/models"): _route(
         _rules("admin", Takes.JSON), operator_answers.Desired, 202, body=ModelEntry, errors=(*ANY_ROUTE, 409)
     ),

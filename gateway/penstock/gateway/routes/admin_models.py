@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Path, Query, Request, Response
 
-from penstock.gateway.context import service_of
+from penstock.gateway.context import context_of, service_of
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.paging import page
+from penstock.gateway.view.outputs import json_bytes
 
 router = APIRouter(prefix="/v1/admin", tags=["operations"])
 
@@ -31,8 +32,11 @@ def _operator(request: Request) -> str:
 
 
 @router.get("/models", summary="All models: state, engines, memory, queues, and what was ordered")
-async def list_models(request: Request) -> dict[str, Any]:
-    return page(await service_of(request).model_orders.models())
+async def list_models(request: Request) -> Response:
+    async def make() -> bytes:
+        return json_bytes(page(await service_of(request).model_orders.models()))
+
+    return await context_of(request).shared.answer(request, caller_of(request), make)
 
 
 @router.post("/models", status_code=202, summary="Serve one more model")

@@ -37,7 +37,8 @@ def counted_as(entry: Entry) -> Counted:
     from_ms = entry.waits_from_ms if entry.waits_from_ms > entry.accepted_ms else None
     if entry.waits:
         waiting = None if entry.status is None else entry.status.waiting_for
-        reason = None if waiting is None else waiting.reason
+        # What named a later time is not counted as due, and its reason is no reason of those that are.
+        reason = None if waiting is None or waiting.reason == "scheduled" else waiting.reason
         return Counted(klass, (entry.task, entry.model, entry.pool), None, from_ms, None, reason)
     return Counted(klass, None, entry.model if entry.status_name == "running" else None, from_ms, entry.started_ms)
 
