@@ -18,6 +18,7 @@ from system import Process, System, running
 from worker_requests import engine, send
 
 LATE_S = 3.0
+LONG = "acme" * 15
 SYSTEM = {
     "models": [engine(tokens=60, delay_ms=50)],
     "gateway_options": {"worker_late_s": LATE_S, "limits": {"tenants": {"crawler": {"outstanding": 3}}}},
@@ -222,7 +223,7 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
     kafka: Any, tmp_path: Path, open_page: Opener
 ) -> None:
     keys = tmp_path / "keys.json"
-    admin, reader, sender = (create_key(keys, tenant="acme", scopes=[scope]) for scope in ("admin", "read", "submit"))
+    admin, reader, sender = (create_key(keys, tenant=LONG, scopes=[scope]) for scope in ("admin", "read", "submit"))
     with running(System(kafka.bootstrap_servers, "console-", tmp_path, auth={"keys_file": str(keys)})) as system:
         gateway = system.start_all(["w1", "g1"]).process("g")
         page = open_page(gateway)
@@ -235,7 +236,10 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
         assert violations(page) == []
         page.get_by_role("button", name="Log out").click()
         log_in(page, reader)
-        told(page, "tenant acme")
+        told(page, f"tenant {LONG}")
+        size = page.viewport_size
+        assert wider_than(page, PHONE) == []
+        page.set_viewport_size(size)
         told(page, "Requests")
         assert page.get_by_text("Pipeline").count() == 0
         assert page.get_by_text("Try it").count() == 0

@@ -15,6 +15,7 @@ from system import NOOP, Process, System
 from worker_requests import send
 
 GB = 10**9
+FAULT = {"error": {"code": "internal", "message": "asked for again"}}
 CARD = {"kind": "simulated", "name": "gpu-1", "total_bytes": 78 * GB}
 
 
@@ -63,8 +64,13 @@ def press(page: Any, name: str) -> None:
 def test_models_are_added_loaded_pinned_paused_and_removed_by_keyboard_alone(
     gateway: Process, open_page: Opener
 ) -> None:
-    page = open_page(gateway, "#/models")
+    page = open_page(gateway)
     page.on("dialog", lambda dialog: dialog.accept())
+    page.route("**/openapi.json", lambda route: route.fulfill(status=500, json=FAULT), times=1)
+    page.route("**/v1/admin/model-events*", lambda route: route.fulfill(status=404, json=FAULT), times=1)
+    page.goto(f"{gateway.url}/#/models")
+    told(page, FAULT["error"]["message"])
+    open_page.expect("500", "404")
     told(page, "chat on ")
     move_to(page, "id", "textbox")
     page.keyboard.type("more")

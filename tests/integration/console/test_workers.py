@@ -178,8 +178,9 @@ def test_a_process_that_was_killed_is_told_and_the_system_is_well_when_it_is_bac
 
 
 def test_clocks_that_differ_by_a_minute_make_nobody_silent_and_keep_nobody_alive(
-    gateway: Process, put: Callable[..., None]
+    gateway: Process, open_page: Opener, put: Callable[..., None]
 ) -> None:
+    page = open_page(gateway, "#/workers")
     names = {"ahead": OFF_MS, "behind": -OFF_MS}
 
     def report() -> None:
@@ -197,6 +198,7 @@ def test_clocks_that_differ_by_a_minute_make_nobody_silent_and_keep_nobody_alive
     assert [listed(gateway)[f"webhooks-{name}-1"]["alive"] for name in names] == [True, True]
     for name in names:
         has_problem(gateway, "worker_silent", name, LATE_S + TELLS_S)
+        told(page, "as last reported")
         has_problem(gateway, "webhooks_silent", f"webhooks-{name}-1")
         put(name, None)
         put(f"{GATEWAY_KEY}webhooks-{name}-1", None)
