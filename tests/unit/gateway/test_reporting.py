@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from kit.records import CODEC, NAMES
+from penstock.common.starting import Starting
 from penstock.common.transport import Delivery
 from penstock.gateway import reporting
 from penstock.gateway.reporting import Reporter
+from penstock.gateway.side_process import Status
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError
 from penstock.schemas.topics import GATEWAY_KEY
 
@@ -43,3 +45,13 @@ async def test_a_process_without_the_right_to_report_seldom_tries(
     is_refused = isinstance(error, Forbidden)
     assert reporter.is_refused == is_refused
     assert (len(writer.keys) == 1) == is_refused
+
+
+def test_a_start_is_no_fault_and_what_hinders_it_is() -> None:
+    reads = Starting("it reads the topics")
+    steps = {reads: "starting", f"{reads}: no right": "unavailable", None: "ready", "Kafka is away": "unavailable"}
+    status = Status()
+    assert [status.by(reason) for reason in steps] == [*steps.values()]
+    assert status.by(reads) == "unavailable", "it was ready"
+    status.draining = True
+    assert status.by(None) == "draining"
