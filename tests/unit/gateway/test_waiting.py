@@ -29,6 +29,7 @@ LIVE = judge([worker(updated_at=NOW_MS, models=[model_state("m")])], [model_info
 
 def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme") -> Entry:
     """A request that waits for memory."""
+    census.read_ms = at_ms
     entry = Entry(tenant, f"r{number}", 0)
     entry.on_request(request(entry.request_id, tenant=tenant, priority=9), replace(ORIGIN, append_time_ms=at_ms))
     census.count(entry)
@@ -41,7 +42,8 @@ def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme") -> E
 
 
 def begins(census: Census, entry: Entry, at_ms: int) -> None:
-    entry.on_status(status("running", entry.request_id, tenant=entry.tenant, model="m", created_at=at_ms))
+    census.read_ms = at_ms
+    entry.on_status(status("running", entry.request_id, tenant=entry.tenant, model="m", created_at=1))
     census.count(entry)
 
 
@@ -176,7 +178,8 @@ def test_tenants_have_shares_of_what_ran_and_those_near_a_limit_come_first() -> 
         if tenant == "shop":  # ended
             entry.on_result(outcome(entry.request_id, tenant=tenant), 0)
             census.forget(entry)
-            tenants.on_outcome(tenant, "completed", 100, 97_000)
+            tenants.on_outcome(tenant, "completed", 97_000)
+            tenants.on_tokens(tenant, 100, 97_000)
         else:
             tenants.began(tenant)
     tenants.on_request("old", None, 1_000)
