@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kit.records import ORIGIN, model_info, model_state, outcome, request, status, worker
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.service.tenant_shares import tenants_json
+from penstock.gateway.service.tenant_shares import MOST_TENANTS, tenants_json
 from penstock.gateway.service.waiting import MOST_LINES as MOST_SHOWN
 from penstock.gateway.service.waiting import all_waiting_json
 from penstock.gateway.view.census import Census
@@ -189,3 +189,14 @@ def test_tenants_have_shares_of_what_ran_and_those_near_a_limit_come_first() -> 
     crawler, _, shop = found["data"]
     assert crawler["limits"]["outstanding"] == {"used": 19, "limit": 20}
     assert shop["limits"]["tokens_per_minute"] == {"used": 250, "limit": 1_000}, "50 were given back in 3 s"
+
+
+def test_of_very_many_tenants_those_are_shown_that_are_near_a_limit_and_the_busiest() -> None:
+    tenants = Tenants()
+    for number in range(MOST_TENANTS + 50):
+        tenants.began(f"t{number:03}", number + 1)
+    limits = {"t007": Limits(outstanding=8), "t003": Limits(outstanding=5)}
+    found = tenants_json(tenants, Lines(), lambda tenant: limits.get(tenant, Limits()), NOW_MS)
+    shown = [one["tenant"] for one in found["data"]]
+    assert shown == ["t007", *(f"t{number:03}" for number in range(MOST_TENANTS + 49, 50, -1))]
+    assert found["omitted"] == 50
