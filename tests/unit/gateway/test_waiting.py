@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kit.records import ORIGIN, model_info, model_state, outcome, request, status, worker
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.service.tenant_shares import tenants_json
+from penstock.gateway.service.tenant_shares import MOST_TENANTS, tenants_json
 from penstock.gateway.service.waiting import MOST_LINES as MOST_SHOWN
 from penstock.gateway.service.waiting import all_waiting_json
 from penstock.gateway.view.census import Census
@@ -29,6 +29,7 @@ LIVE = judge([worker(updated_at=NOW_MS, models=[model_state("m")])], [model_info
 
 def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme") -> Entry:
     """A request that waits for memory."""
+    census.read_ms = at_ms
     entry = Entry(tenant, f"r{number}", 0)
     entry.on_request(request(entry.request_id, tenant=tenant, priority=9), replace(ORIGIN, append_time_ms=at_ms))
     census.count(entry)
@@ -41,7 +42,8 @@ def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme") -> E
 
 
 def begins(census: Census, entry: Entry, at_ms: int) -> None:
-    entry.on_status(status("running", entry.request_id, tenant=entry.tenant, model="m", created_at=at_ms))
+    census.read_ms = at_ms
+    entry.on_status(status("running", entry.request_id, tenant=entry.tenant, model="m", created_at=1))
     census.count(entry)
 
 
@@ -176,7 +178,8 @@ def test_tenants_have_shares_of_what_ran_and_those_near_a_limit_come_first() -> 
         if tenant == "shop":  # ended
             entry.on_result(outcome(entry.request_id, tenant=tenant), 0)
             census.forget(entry)
-            tenants.on_outcome(tenant, "completed", 100, 97_000)
+            tenants.on_outcome(tenant, "completed", 97_000)
+            tenants.on_tokens(tenant, 100, 97_000)
         else:
             tenants.began(tenant)
     tenants.on_request("old", None, 1_000)
@@ -186,3 +189,14 @@ def test_tenants_have_shares_of_what_ran_and_those_near_a_limit_come_first() -> 
     crawler, _, shop = found["data"]
     assert crawler["limits"]["outstanding"] == {"used": 19, "limit": 20}
     assert shop["limits"]["tokens_per_minute"] == {"used": 250, "limit": 1_000}, "50 were given back in 3 s"
+
+
+def test_of_very_many_tenants_those_are_shown_that_are_near_a_limit_and_the_busiest() -> None:
+    tenants = Tenants()
+    for number in range(MOST_TENANTS + 50):
+        tenants.began(f"t{number:03}", number + 1)
+    limits = {"t007": Limits(outstanding=8), "t003": Limits(outstanding=5)}
+    found = tenants_json(tenants, Lines(), lambda tenant: limits.get(tenant, Limits()), NOW_MS)
+    shown = [one["tenant"] for one in found["data"]]
+    assert shown == ["t007", *(f"t{number:03}" for number in range(MOST_TENANTS + 49, 50, -1))]
+    assert found["omitted"] == 50

@@ -1,4 +1,4 @@
-"""Events per second over the last minute, by the times that the records carry: a replay of old ones does not count."""
+"""Events per second over the last minute. All times are of the clock by which rates are asked, and not ahead of it."""
 
 from __future__ import annotations
 

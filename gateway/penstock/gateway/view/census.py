@@ -78,6 +78,9 @@ class Census:
     """
 
     def __init__(self) -> None:
+        self.read_ms = 0
+        """When the record was read that is counted next, by the clock that rates are asked by. What stood in the log
+        at a start counts from its time there."""
         self._live: Counter[str] = Counter()
         self._live_of: Counter[tuple[str, str]] = Counter()
         self.running: Counter[str] = Counter()
@@ -167,13 +170,12 @@ class Census:
         to_id = None if now is None or now.kind is None else (tenant, now.klass, now.kind)
         if from_id == to_id:
             return
-        told_ms = entry.finished_ms or (entry.accepted_ms if entry.status is None else entry.status.created_at)
         if from_id is not None and to_id is None and from_id[2][1] is None and entry.model is not None:
             # It left the choice of its model, and began at once with the one that was chosen.
             chosen = (tenant, from_id[1], (entry.task, entry.model, entry.pool))
-            self.lines.moved(from_id, chosen, told_ms)
+            self.lines.moved(from_id, chosen, self.read_ms)
             from_id = chosen
-        self.lines.moved(from_id, to_id, told_ms)
+        self.lines.moved(from_id, to_id, self.read_ms)
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are counted as this."""
