@@ -410,6 +410,8 @@ async def test_the_cached_bytes_of_a_fork_include_inherited_messages(log: Worker
     await kit.turn(turns, request("c", "r1", "x" * 100_000), "a")
     log.fork("c", "f", 1)
     await said(turns, "f")
-    log.read = lambda topic, start, timeout_s: [reads.append((topic, start)), read(topic, start, timeout_s)][1]
+    log.read = lambda topic, from_offset, timeout_s: (
+        reads.append((topic, from_offset)) or read(topic, from_offset, timeout_s)
+    )
     await said(turns, "c")
     assert (topic_of("default", "c"), 0) in reads
