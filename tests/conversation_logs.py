@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from kit.records import conversation_message
 from memory_topics import MemoryTopics
 from penstock.common.conversations import ConversationRecord
 from penstock.common.reader import RawMessage
@@ -18,18 +20,10 @@ TOPIC = TopicNames().conversation("acme", "c")
 
 
 def message(request_id: str, direction: str, index: int, epoch: int) -> ConversationMessage:
-    return ConversationMessage(
-        request_id=request_id,
-        tenant="acme",
-        conversation_id="c",
-        direction=direction,
-        index=index,
-        epoch=epoch,
-        role="user" if direction == "in" else "assistant",
-        content=f"{request_id} {direction} {index} of epoch {epoch}",
-        created_at=0,
-        covers_through=index if direction == "summary" else None,
-    )
+    covers: dict[str, Any] = {"covers_through": index} if direction == "summary" else {}
+    content = f"{request_id} {direction} {index} of epoch {epoch}"
+    fields: dict[str, Any] = {"request_id": request_id, "tenant": "acme", "index": index, "epoch": epoch, **covers}
+    return conversation_message("user" if direction == "in" else "assistant", content=content, **fields)
 
 
 class ReadTopics(MemoryTopics):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, cast
 
 from conversation_logs import ReadTopics
+from kit.records import conversation_message
 from memory_topics import compacted
 from penstock.common.conversations import TopicRecords, decoded
 from penstock.common.reader import RawMessage
@@ -292,16 +293,9 @@ def together(first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, Any], 
 
 
 def message(conversation_id: str, request_id: str, direction: str, epoch: int = 0) -> ConversationMessage:
-    return ConversationMessage(
-        request_id=request_id,
-        tenant="acme",
-        conversation_id=conversation_id,
-        direction=direction,
-        epoch=epoch,
-        role="user" if direction == "in" else "assistant",
-        content=f"{request_id} {direction}",
-        created_at=0,
-    )
+    fields: dict[str, Any] = {"tenant": "acme", "conversation_id": conversation_id, "request_id": request_id}
+    role = "user" if direction == "in" else "assistant"
+    return conversation_message(role, content=f"{request_id} {direction}", epoch=epoch, **fields)
 
 
 def say(cluster: Cluster, conversation_id: str, request_id: str, epoch: int = 0) -> Offsets:

@@ -355,8 +355,8 @@ async def test_a_turn_ends_with_its_conversation_though_forks_remain(log: Worker
     assert await said(turns_of(log), "c") == ["q5", "a5"], "begun anew"
 
 
-async def test_commands_are_read_again_behind_a_deletion(log: WorkerTopics, turns: Turns) -> None:
-    log, read = WorkerTopics(), list[float]()
+async def test_commands_are_read_again_behind_a_deletion(log: WorkerTopics) -> None:
+    read = list[float]()
     turns = turns_of(log, catch_up=read.append)
     await forked_after_two_turns(log, turns)
     before = len(read)
@@ -404,10 +404,14 @@ async def test_a_fork_without_its_parent_topic_keeps_its_own_messages(log: Worke
     assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"
 
 
-async def test_the_cached_bytes_of_a_fork_include_inherited_messages(log: WorkerTopics, turns: Turns) -> None:
-    asked = request("c", "r1", "x" * 100_000)
-    await kit.turn(turns, asked, "a")
+async def test_the_cached_bytes_of_a_fork_include_inherited_messages(log: WorkerTopics) -> None:
+    """There is room for one of the two, so that the other one is read from its start again."""
+    turns, reads, read = turns_of(log, cached_bytes=350_000), list[tuple[str, int]](), log.read
+    await kit.turn(turns, request("c", "r1", "x" * 100_000), "a")
     log.fork("c", "f", 1)
     await said(turns, "f")
-    cache = turns._cache  # pyright: ignore[reportPrivateUsage]
-    assert cache.used_bytes > 2 * 2 * 100_000
+    log.read = lambda topic, from_offset, timeout_s: (
+        reads.append((topic, from_offset)) or read(topic, from_offset, timeout_s)
+    )
+    await said(turns, "c")
+    assert (topic_of("default", "c"), 0) in reads
