@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from kit.records import conversation_message
 from penstock.processors.conversations.log import HistoryMark, SummaryMark
 from penstock.processors.conversations.messages import Shown
 from penstock.processors.conversations.turns import ToSumUp, TurnStart
@@ -203,18 +204,5 @@ class ScriptedTurns:
 
 def answer_of(request_id: str, text: str) -> ConversationMessage:
     """An answer that stands in a conversation."""
-    return ConversationMessage(
-        request_id=request_id,
-        tenant="default",
-        conversation_id="c",
-        direction="out",
-        index=0,
-        epoch=1,
-        attempt=1,
-        role="assistant",
-        content=text,
-        name=None,
-        created_at=1,
-        finish_reason="stop",
-        metadata={},
-    )
+    fields: dict[str, Any] = {"tenant": "default", "created_at": 1, "epoch": 1, "attempt": 1, "finish_reason": "stop"}
+    return conversation_message("assistant", request_id=request_id, content=text, index=0, **fields)

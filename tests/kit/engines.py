@@ -79,6 +79,12 @@ async def serving(handler: Handler, **options: Any) -> AsyncIterator[RemoteEngin
         await engine.stop()
 
 
+async def served(handler: Handler, asked: RunSpec, **options: Any) -> tuple[Sink, Any]:
+    """One run on a server of its own: its sink and its outcome."""
+    async with serving(handler, **options) as engine:
+        return await run(engine, asked)
+
+
 def sse(*events: dict[str, Any] | str) -> httpx.Response:
     lines = [event if isinstance(event, str) else f"data: {json.dumps(event)}\n\n" for event in events]
     return httpx.Response(200, headers={"content-type": "text/event-stream"}, text="".join(lines))

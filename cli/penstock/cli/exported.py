@@ -16,7 +16,7 @@ from penstock.cli.failures import CliFailure
 Line = dict[str, Any]
 
 OBJECT = "conversation.export"
-VERSION = 1
+VERSION, TREE_VERSION = 1, 2
 PAGE_MESSAGES = 100
 PAGE_SIZE = (200_000, 16, 20_000_000)
 """What one request appends at most: characters of text, images, and their bytes as base64. A message that is larger
@@ -88,6 +88,8 @@ def sections(lines: Iterable[bytes]) -> list[Section]:
 
 
 def _check_head(line: Line, number: int) -> None:
+    if (line["object"], line.get("version")) == (OBJECT, TREE_VERSION):
+        raise CliFailure(f"line {number}: files of trees are not read; export each conversation of the tree by itself")
     if line["object"] != OBJECT or line.get("version") != VERSION or not isinstance(line.get("id"), str):
         raise CliFailure(f"line {number} is no {OBJECT} of version {VERSION}")
 

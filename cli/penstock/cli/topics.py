@@ -345,9 +345,9 @@ def missing_queue_topics(settings: KafkaSettings, queues: Sequence[str]) -> list
 
 def findings(settings: KafkaSettings, topics: TopicsSection) -> list[str]:
     """What is missing or breaks an invariant, one line each. Raises BrokerUnavailable."""
-    from penstock.common.admin import broker_count, look_at_topics, partition_counts
+    from penstock.common.admin import broker_count, look_at_topics, settled_counts
 
-    counts = partition_counts(settings)
+    counts = settled_counts(settings)
     shared = settings.names.conversation_log in counts
     brokers, durability = broker_count(settings), topics.durability
     specs = _specs(settings.names, topics.pools, shared, partitions=4, brokers=brokers, durability=durability)

@@ -245,6 +245,17 @@ def count_conversations(settings: KafkaSettings, timeout_s: float = 10.0) -> int
     return sum(parse(name) is not None for name in partition_counts(settings, timeout_s=timeout_s))
 
 
+def settled_counts(settings: KafkaSettings, within_s: float = 5.0) -> dict[str, int]:
+    """Partitions of all topics. A broker that has just started may know none yet: it is asked again for some seconds.
+
+    An installation whose result topic does not exist looks the same.
+    """
+    give_up = time.monotonic() + within_s
+    while settings.names.result not in (counts := partition_counts(settings)) and time.monotonic() < give_up:
+        time.sleep(0.2)
+    return counts
+
+
 def check_group(settings: KafkaSettings, group: str, timeout_s: float = 10.0) -> None:
     """Ask for a group, which need not exist. Raises Forbidden, which names the group and the right it needs.
 

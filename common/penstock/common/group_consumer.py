@@ -23,6 +23,7 @@ from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.read_rights import ReadRights
 from penstock.common.reader import Headers, message_headers
 from penstock.common.settings import KafkaSettings
+from penstock.common.starting import Starting
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.topics import TP
 
@@ -100,7 +101,7 @@ class GroupConsumer:
 
     @property
     def _waits_to_join(self) -> str:
-        return f"not a member of the group {self._group} yet"
+        return Starting(f"not a member of the group {self._group} yet")
 
     def start(self) -> None:
         self._thread.start()

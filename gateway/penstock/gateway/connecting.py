@@ -25,7 +25,7 @@ from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.own_state import own_state
 from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
 from penstock.gateway.producing import ServiceTransport
-from penstock.gateway.reporting import Reporter, id_of
+from penstock.gateway.reporting import Reporter
 from penstock.gateway.service.problem_watch import ProblemWatch
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
@@ -202,7 +202,7 @@ class Connecting:
                 codecs.blocking,
                 partial(own_state, self._context, follower),
             )
-            view.gateways.own_id = id_of("gateway", conf.port)
+            view.gateways.reports_as(reporter.id, now_ms(), lambda: reporter.is_refused)
             reporter.start()
             stack.push_async_callback(self._stop_reports, reporter)
             errands = BackgroundTasks()

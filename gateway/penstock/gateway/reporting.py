@@ -15,12 +15,14 @@ from penstock.common.release import release
 from penstock.common.transport import Delivery, Transport
 from penstock.gateway.view.gateways import REPORT_S
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import Forbidden, PenstockError
 from penstock.schemas.records import GatewayState
 from penstock.schemas.topics import GATEWAY_KEY, TopicNames
 
 logger = logging.getLogger(__name__)
 
+REFUSED_S = 60.0
+"""A process that may not write reports tries so often."""
 ALL_ADDRESSES = frozenset({"", "0.0.0.0", "::"})
 
 
@@ -62,6 +64,15 @@ class Reporter:
         self._tasks = BackgroundTasks()
         self._refused: str | None = None
 
+    @property
+    def id(self) -> str:
+        return self._fixed["id"]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether this process may not write reports, by Kafka's last answer."""
+        return self._refused == Forbidden.code
+
     def start(self) -> None:
         """Report until `stop`."""
         self._tasks.start(self._run(), "reports")
@@ -76,10 +87,10 @@ class Reporter:
         while True:
             state = GatewayState(**self._fixed, reported_at=now_ms(), **self._look())
             self._send(self._codec.encode(state))
-            await asyncio.sleep(REPORT_S)
+            await asyncio.sleep(REFUSED_S if self.is_refused else REPORT_S)
 
     def _send(self, value: bytes | None) -> None:
-        key = (GATEWAY_KEY + self._fixed["id"]).encode()
+        key = (GATEWAY_KEY + self.id).encode()
         try:
             self._transport.send(self._topic, value, key=key, on_delivery=self._delivered)
         except PenstockError as error:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from penstock.common.background import FAULT, on_faults
 from penstock.common.configuration import RegistrySection
 from penstock.common.settings import KafkaSettings
+from penstock.common.starting import Starting
 from penstock.common.stop_bound import StopBound
 from penstock.common.threads import in_daemon_thread
 from penstock.common.transport import Transport
@@ -70,6 +71,22 @@ class Over:
         self.finish(EXIT_FAILED)
 
 
+class Status:
+    """Of a process: starting until it was ready once, unless it waits for what somebody must mend."""
+
+    def __init__(self) -> None:
+        self._was_ready = self.draining = False
+
+    def by(self, reason: str | None) -> str:
+        """`reason`: why it does not do all of its work now."""
+        self._was_ready |= reason is None
+        if self.draining:
+            return "draining"
+        if isinstance(reason, Starting) and not self._was_ready:
+            return "starting"
+        return "ready" if reason is None else "unavailable"
+
+
 class Reports:
     """What a process reports of itself on the worker topic, by a producer of its own: it goes on during the stop."""
 
@@ -78,7 +95,7 @@ class Reports:
         address = health.health_host, health.health_port
         self._reporter = Reporter(name, address, self._transport, kafka.names, codecs.blocking, self._look)
         self._waits_for: Callable[[], str | None] = lambda: None
-        self.draining = False
+        self.status = Status()
 
     def start(self, waits_for: Callable[[], str | None]) -> None:
         self._waits_for = waits_for
@@ -90,8 +107,7 @@ class Reports:
 
     def _look(self) -> dict[str, Any]:
         reason = self._waits_for()
-        status = "draining" if self.draining else "ready" if reason is None else "unavailable"
-        return {"status": status, "reason": reason}
+        return {"status": self.status.by(reason), "reason": reason}
 
 
 async def run(
@@ -145,6 +161,6 @@ async def run(
             return EXIT_FAILED
         finally:
             bound.begin()
-            reports.draining = True
+            reports.status.draining = True
             await process.stop()
             await reports.stop(in_order=over.code.done() and over.code.result() == EXIT_OK)

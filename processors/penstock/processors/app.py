@@ -314,6 +314,7 @@ class WorkerApp:
     def _report(self, parts: Parts) -> None:
         committed = parts.flow.gate.offsets()
         behind = {tp: (one.highwater or 0) - committed[tp] for tp, one in self._seen.items() if tp in committed}
+        assigned = sorted(parts.membership.partitions, key=_place)
         state = WorkerState(
             worker_id=self.settings.worker_id,
             # Gateways count a worker as alive from its first assignment on.
@@ -321,7 +322,7 @@ class WorkerApp:
             started_at=self._started_ms,
             updated_at=now_ms(),
             pool=self.settings.worker.pool,
-            assigned=sorted(_place(tp) for tp in parts.membership.partitions),
+            assigned=[_place(tp) for tp in assigned],
             queued={str(klass): depth for klass, depth in parts.flow.scheduler.census.depths().items()},
             running=parts.flow.running,
             models=parts.serving.model_states(),
@@ -337,8 +338,8 @@ class WorkerApp:
             version=release(),
             host=socket.gethostname(),
             pid=os.getpid(),
-            committed={_place(tp): offset for tp, offset in committed.items()},
-            lag={_place(tp): records for tp, records in behind.items() if records > 0},
+            committed=[committed.get(tp, -1) for tp in assigned],
+            lag=[max(0, behind.get(tp, 0)) for tp in assigned],
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 

@@ -672,8 +672,8 @@ class WorkerState(Record):
     version: str | None = None
     host: str | None = None
     pid: int | None = None
-    committed: dict[str, int] = field(default_factory=dict[str, int])
-    lag: dict[str, int] = field(default_factory=dict[str, int])
+    committed: list[int] = field(default_factory=list[int])
+    lag: list[int] = field(default_factory=list[int])
 
 
 @record

@@ -35,6 +35,8 @@ CONTROL_DAYS = 3
 """So long commands stand on their topic: what they were about is deleted too by then."""
 DELIVERY_SEGMENT_MS = 4 * 3_600_000
 """Only closed segments are compacted, and whoever gets a partition of deliveries reads all of it."""
+REPORTS_SEGMENT_MS = 600_000
+"""The same of the worker topic: whoever starts reads all of it, and each process writes every two seconds."""
 HORIZON_MS = 24 * 3_600_000
 """Bounds every time to live and the idempotency window."""
 
@@ -298,7 +300,7 @@ def topic_specs(
         spec(names.control, 1, CONTROL_DAYS, "compact,delete", flush=False, **append_time),
         spec(names.desired, 1, None, "compact", flush=False),
         spec(names.model, 1, None, "compact", flush=False),
-        spec(names.worker, 1, 1, "compact,delete", flush=False),
+        spec(names.worker, 1, 1, "compact,delete", flush=False, segment_ms=str(REPORTS_SEGMENT_MS)),
         spec(names.conversation_facts, 1, None, "compact", flush=True),
         *(
             [spec(names.conversation_log, partitions, None, "compact", flush=True, max_compaction_lag_ms=str(_DAY_MS))]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
+from kit.pictures import decoded, encoded
 from penstock.common.engine_kinds import KINDS
 from penstock.processors.engines.base import EngineState, Finished
 from penstock.processors.images.decoded import DecodedImage
-from penstock.processors.images.encoded import EncodedImage
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
 from support import wait_until_async
 from tiny_blip import make_blip
@@ -28,16 +28,6 @@ ENDLESS = 20, 16
 COLOURS = {"red": (220, 30, 30), "green": (30, 180, 40), "blue": (30, 50, 220), "yellow": (235, 220, 40)}
 
 
-def decoded(image: Image.Image) -> DecodedImage:
-    return DecodedImage(image.width, image.height, image.mode, image.tobytes(), "PNG", "")
-
-
-def file(image: Image.Image) -> EncodedImage:
-    data = io.BytesIO()
-    image.save(data, "PNG")
-    return EncodedImage(image.width, image.height, image.mode, data.getvalue(), "PNG", "", 10)
-
-
 def plain(colour: str, size: tuple[int, int] = (40, 30)) -> DecodedImage:
     return decoded(Image.new("RGB", size, COLOURS[colour]))
 
@@ -48,7 +38,7 @@ async def processed(runner: Runner, image: Image.Image, *operations: dict[str, A
         task="image_processing",
         payload={"operations": list(operations)},
         images={"image": decoded(image)},
-        files={"image": file(image)},
+        files={"image": encoded(image)},
     )
     (made,) = (await run.finished()).output["images"]
     return Image.open(io.BytesIO(made["data"]))
@@ -56,7 +46,7 @@ async def processed(runner: Runner, image: Image.Image, *operations: dict[str, A
 
 async def test_an_urgent_image_is_processed_before_those_that_wait(start_engine: StartEngine) -> None:
     runner = await start_engine("imaging", "none", threads=1)
-    image = file(Image.effect_noise((1200, 900), 80).convert("RGB"))
+    image = encoded(Image.effect_noise((1200, 900), 80).convert("RGB"))
     ended = list[str]()
 
     async def begin(name: str, priority: int) -> None:

@@ -52,7 +52,8 @@ def test_a_file_of_several_conversations() -> None:
         ([b"\xff"], "line 1 is not JSON"),
         ([b"[]"], "line 1 is not a JSON object"),
         (lines(SAID), "line 1 is no conversation.export"),
-        (lines({**HEAD, "version": 2}), "line 1 is no conversation.export of version 1"),
+        (lines({**HEAD, "version": 2}), "line 1: files of trees are not read; export each conversation"),
+        (lines({**HEAD, "version": 3}), "line 1 is no conversation.export of version 1"),
         (lines(HEAD, SAID), "1 messages and 0 summaries"),  # cut off
         (lines(HEAD, SAID, SUMMARY, SAID), "2 messages and 1 summaries"),
         (lines(HEAD, SAID, {"type": "error", "error": {"message": "erased"}}), "erased"),

@@ -41,7 +41,8 @@ def test_records_are_folded_as_they_come(monkeypatch: pytest.MonkeyPatch) -> Non
     assert open_one == log[2]
 
 
-def test_deliveries_are_compacted_within_hours() -> None:
-    names = TopicNames()
-    (spec,) = [one for one in topic_specs(names) if one.name == names.delivery]
-    assert 3_600_000 <= int(spec.config["segment.ms"]) <= 12 * 3_600_000
+@pytest.mark.parametrize(("topic", "least_min", "most_min"), [("delivery", 60, 720), ("worker", 5, 15)])
+def test_topics_that_are_read_from_their_start_are_compacted_soon(topic: str, least_min: int, most_min: int) -> None:
+    name = getattr(TopicNames(), topic)
+    (spec,) = [one for one in topic_specs(TopicNames()) if one.name == name]
+    assert least_min <= int(spec.config["segment.ms"]) / 60_000 <= most_min

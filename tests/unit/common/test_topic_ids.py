@@ -47,6 +47,16 @@ def test_a_broker_that_does_not_know_all_topics_yet_is_asked_again(
         admin.topic_id(SETTINGS, "b")
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_a_check_asks_a_broker_without_topics_again_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    known = {"p-inference.result": 4}
+    answers = [{}, {}, known] if started else [dict[str, int]()] * 100
+    monkeypatch.setattr(admin, "partition_counts", lambda _: answers.pop(0))
+    assert admin.settled_counts(SETTINGS, within_s=60 if started else 0.3) == (known if started else {})
+
+
 @pytest.mark.parametrize(
     ("ask", "answer"),
     [

@@ -51,6 +51,19 @@ def facts_of(view: View) -> Facts:
     return Facts(view, follower, Hub())
 
 
+def test_offsets_of_a_worker_are_shown_by_partition_and_cost_its_report_little(view: View) -> None:
+    """Whoever starts reads the reports of a day that are not compacted yet."""
+    places = [f"inference.request.medium/{number}" for number in range(320)]
+    of_each = {"committed": [-1, *[10**9] * 319], "lag": [0, 1_000, *[0] * 318]}
+    before, told = worker("w", assigned=places), worker("w", assigned=places, **of_each)
+    assert len(CODEC.encode(told)) - len(CODEC.encode(before)) < 2_500
+    view.fleet.workers = {"w": told, "old": worker("old", assigned=places)}
+    old, shown = facts_of(view).stats()["workers"]
+    assert (old["committed"], old["lag"]) == ({}, {})
+    assert shown["committed"] == dict.fromkeys(places[1:], 10**9)
+    assert shown["lag"] == {places[1]: 1_000}
+
+
 def test_the_memory_of_workers_that_stopped_is_not_counted(view: View) -> None:
     """Their last word stands on the topic for a day; the device is the next worker's."""
     device = DeviceState(device="cuda:0", kind="gpu", total_bytes=100, reserved_bytes=20, used_bytes=10)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.examples import examples
-from kit.records import NAMES, gateway_state, worker
+from kit.records import CODEC, NAMES, gateway_state, worker
 from kit.view_gateway import ViewGateway
 from penstock.common.arrivals import Arrivals
 from penstock.common.reader import RawMessage
 from penstock.gateway.reporting import id_of, url_of
-from penstock.gateway.view.gateways import GONE_MS, LATE_MS, MISSED_MS, MOST, is_alive
+from penstock.gateway.view.gateways import GONE_MS, HEARS_MS, LATE_MS, MISSED_MS, MOST, Gateways, is_alive
+from penstock.schemas.errors import DecodeError, RegistryUnavailable
 from penstock.schemas.records import Record
 from penstock.schemas.topics import GATEWAY_KEY, is_of_gateway
 
@@ -96,6 +99,59 @@ def test_who_is_silent_is_left_out_sooner_if_another_of_its_kind_lives(gateway: 
     assert known(gateway, NOW + MISSED_MS + 1) == []
     (state,) = gateway.view.gateways.known(NOW + MISSED_MS)
     assert [is_alive(state, NOW + age_ms) for age_ms in (-OFF_MS, LATE_MS, LATE_MS + 1)] == [True, True, False]
+
+
+def test_nobody_is_silent_while_this_gateway_hears_nothing_nor_until_all_had_time_to_report(
+    gateway: ViewGateway,
+) -> None:
+    """The partition's leader changes, or this gateway's disk is full, or its host was suspended."""
+    known, refused = gateway.view.gateways, [False]
+
+    def hears(at_ms: int) -> None:
+        known.on_record(gateway.message(REPORTS, gateway_state(), key=b"gateway/gateway-h-1"), at_ms)
+
+    assert known.judged_ms(NOW) == NOW, "it does not report yet"
+    known.reports_as("gateway-h-1", NOW, lambda: refused[0])
+    hears(NOW - 600_000)
+    assert known.judged_ms(NOW + 100) == NOW + 100, "that was a predecessor"
+    for ms in range(0, 9_000, 2_000):
+        hears(NOW + ms)
+    last, back = NOW + 8_000, NOW + 600_000
+    assert [known.judged_ms(last + ms) - last for ms in (0, 1_900, 60_000)] == [0, 1_900, 3_000]
+    (state,) = known.known(last)
+    assert is_alive(state, known.judged_ms(back))
+    hears(back)
+    assert known.judged_ms(back + 1_000) == last + HEARS_MS, "others have not reported yet"
+    hears(back + 2_000)
+    assert known.judged_ms(back + 2_001) == back + 2_001
+    refused[0] = True
+    assert known.judged_ms(back + 60_000) == back + 60_000
+
+
+def test_a_clock_that_is_set_back_does_not_keep_the_dead_alive(
+    gateway: ViewGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway.read(REPORTS, worker("w", assigned=["t/0"]), key=b"w")
+    read(gateway, "bridge-h-1", gateway_state("bridge-h-1"))
+    back = NOW - 3_600_000
+    monkeypatch.setattr("penstock.gateway.view.fleet.time.time", lambda: back / 1000)
+    gateway.view.fleet.forget_stale_workers(60)
+    gateway.view.gateways.clock_is(back)
+    assert [one.updated_at for one in gateway.view.fleet.workers.values()] == [back]
+    assert [one.reported_at for one in gateway.view.gateways.known(back)] == [back]
+
+
+def test_a_report_that_cannot_be_decoded_says_that_its_process_lives(tmp_path: Path) -> None:
+    """That of a later version, also while a registry is asked for its schema."""
+    codec = Mock(wraps=CODEC)
+    known = Gateways(codec)
+    message = RawMessage(NAMES.worker, 0, 1, NOW, b"gateway/bridge-h-1", CODEC.encode(gateway_state("bridge-h-1")))
+    known.on_record(message, NOW)
+    for seconds, error in enumerate((DecodeError("no"), RegistryUnavailable("away")), 1):
+        codec.decode.side_effect = error
+        known.on_record(message, NOW + seconds)
+        known.on_record(replace(message, key=b"gateway/bridge-h-2"), NOW + seconds)
+        assert [(one.id, one.reported_at) for one in known.known(NOW)] == [("bridge-h-1", NOW + seconds)]
 
 
 def test_a_bounded_number_is_remembered(gateway: ViewGateway) -> None:

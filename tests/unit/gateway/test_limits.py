@@ -336,10 +336,11 @@ def test_tokens_are_charged_when_requests_end_at_any_gateway() -> None:
     bucket = tenants.tokens("t", 100.0)
     assert bucket is not None
     assert bucket.wait_s(100.0) == 0
-    tenants.on_outcome("t", "completed", 1_200, 100_000)
+    tenants.on_outcome("t", "completed", 100_000)
+    tenants.on_tokens("t", 1_200, 100_000)
     assert bucket.wait_s(100.0) == 60.1, "the debt of a minute, and one more"
     assert bucket.wait_s(161.0) == 0
-    tenants.on_outcome("other", "completed", 10**9, 100_000)
+    tenants.on_tokens("other", 10**9, 100_000)
     assert tenants.tokens("other", 100.0) is None
     assert tenants.of("t").outcomes == {"completed": 1}
 

@@ -42,7 +42,8 @@ def live(name: str = "w", *states: Any, **fields: Any) -> WorkerState:
 
 def seen(*workers: WorkerState, models: tuple[ModelInfo, ...] = (CHAT,), **facts: Any) -> Seen:
     workers = workers or (live(),)
-    return Seen(now_ms=NOW, late_ms=LATE, workers=workers, liveness=judge(workers, models, NOW, LATE), **facts)
+    judged_ms = facts.setdefault("judged_ms", NOW)
+    return Seen(now_ms=NOW, late_ms=LATE, workers=workers, liveness=judge(workers, models, judged_ms, LATE), **facts)
 
 
 def waits(**fields: Any) -> Waiting:
@@ -251,6 +252,9 @@ WELL: dict[str, Seen] = {
         ]
     ),
     "this gateway, whose own reports are not taken": seen(gateways=[heard("gateway-h-1", 9_000)], own_id="gateway-h-1"),
+    "others, while this gateway hears nothing": seen(
+        live(updated_at=NOW - 90_000), gateways=[heard("bridge-h-2", 90_000)], judged_ms=NOW - 85_000
+    ),
     "a process of a later release": seen(gateways=[heard("else-h-1", 9_000)]),
     "gateways that had no time to report since Kafka is back": seen(
         gateways=[heard("gateway-h-2", 9_000)], brokers=Brokers("k:1", 0, LATE)

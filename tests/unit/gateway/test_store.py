@@ -22,7 +22,7 @@ from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import FIRST_TURN, MAX_WAITING, TP, Batch, Store
-from penstock.schemas.errors import Overloaded
+from penstock.schemas.errors import InvalidRequest, Overloaded
 from penstock.schemas.labels import Labels
 from support import wait_until
 
@@ -422,9 +422,28 @@ def test_pages_of_all_tenants_in_both_orders(store: Store, newest_first: bool, l
 
 def test_a_list_of_too_many_tenants_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_pages, "MOST_TENANTS", 2)
-    write(store, 1, *(new_entry("r", tenant=f"t{at}") for at in range(3)))
-    with pytest.raises(Overloaded, match="name one"):
-        store.page(None, limit=1, after=None, newest_first=True)
+    entries = [new_entry("r", tenant=f"t{at}") for at in range(5)]
+    for entry in entries[2:]:
+        ended(entry)
+    write(store, 1, *entries)
+    for status in (None, "completed", "waiting"):
+        if status == "waiting":
+            write(store, 2, new_entry("s", tenant="t4"))
+        with pytest.raises(InvalidRequest, match="name one"):
+            store.page(None, limit=1, after=None, newest_first=True, where=RequestFilter(status=status))
+
+
+@pytest.mark.parametrize("status", ["waiting", "accepted"])
+def test_of_live_requests_only_the_tenants_count_that_have_some(
+    store: Store, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(request_pages, "MOST_TENANTS", 2)
+    entries = [new_entry("r", tenant=f"t{at}") for at in range(5)]
+    for entry in entries[2:]:
+        ended(entry)
+    write(store, 1, *entries)
+    found = store.page(None, limit=9, after=None, newest_first=False, where=RequestFilter(status=status))
+    assert [entry.tenant for entry in found or ()] == ["t0", "t1"]
 
 
 LABELLED: list[dict[str, Any]] = [

@@ -45,6 +45,7 @@ class Slow:
 
 
 def semaphores() -> int:
+    gc.collect()  # those of tests before this one
     return sum(isinstance(one, asyncio.Semaphore) for one in gc.get_objects())
 
 
@@ -73,7 +74,7 @@ async def test_a_thread_counts_until_its_work_ends(pool: Pool) -> None:
     assert await ends_soon(pool, "other")
     slow.may_end.set()
     assert await ends_soon(pool, "flood")
-    await wait_until_async(lambda: semaphores() == before, describe="nothing is kept of a tenant without calls")
+    await wait_until_async(lambda: semaphores() <= before, describe="nothing is kept of a tenant without calls")
 
 
 async def test_errors_come_without_their_frames(pool: Pool) -> None:

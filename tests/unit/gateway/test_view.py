@@ -30,6 +30,7 @@ from kit.records import (
     worker,
 )
 from kit.view_gateway import ViewGateway, execute
+from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.view import fleet
 from penstock.gateway.view import store as store_module
@@ -177,8 +178,31 @@ def test_from_acceptance_to_the_outcome(gateway: Gateway) -> None:
     assert types(client) == ["status", "chunk", "chunk", "result"]
     assert types(waits) == ["result"]
     assert (gateway.outcomes, gateway.statuses, view.outcomes) == (["r"], ["running"], {"completed": 1})
-    assert view.arrivals.per_s(1_000) == view.endings.per_s(1_000) == 1 / 60
+    assert view.arrivals.per_s(now_ms()) == view.endings.per_s(now_ms()) == 1 / 60
     assert view.offsets() == {REQUESTS: 1, STATUSES: 4, RESULTS: 5}
+
+
+@pytest.mark.parametrize("catching_up", [False, True])
+@pytest.mark.parametrize("skew_s", [-60, 0, 3_600])
+def test_rates_are_counted_by_the_clock_that_they_are_asked_by(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, skew_s: int, catching_up: bool
+) -> None:
+    """The clock of a worker differs by `skew_s`. What is read at a start counts from its time in the log."""
+    view, now = gateway.view, 7_200_000
+    monkeypatch.setattr(view_module, "now_ms", lambda: now)
+    view.known.catching_up = catching_up
+    workers_ms = now + skew_s * 1_000
+    for number in range(30):
+        name = f"r{number}"
+        gateway.read(REQUESTS, replace(REQUEST, request_id=name, priority=9), timestamp_ms=now)
+        gateway.read(STATUSES, status("queued", name, created_at=workers_ms), timestamp_ms=workers_ms)
+        if number % 2:
+            gateway.read(STATUSES, status("running", name, created_at=workers_ms), timestamp_ms=workers_ms)
+            gateway.read(RESULTS, outcome(name, created_at=workers_ms), timestamp_ms=workers_ms)
+    ((_, line),) = view.census.lines.waiting("default")
+    told_late = catching_up and skew_s < 0
+    assert line.left.per_s(now) == view.endings.per_s(now) == (0 if told_late else 15 / 60)
+    assert (view.tenants.of("default").ended.per_s(now), view.arrivals.per_s(now)) == (line.left.per_s(now), 30 / 60)
 
 
 def test_counters_do_not_count_records_that_are_read_again(gateway: Gateway) -> None:
@@ -215,7 +239,7 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     gateway.read(REQUESTS, replace(REQUEST, request_id="theirs"), b"not even looked at")
     assert gateway.view.offsets() == {REQUESTS: 2}
     assert gateway.found("theirs").content
-    assert gateway.view.arrivals.per_s(1_000) == 2 / 60
+    assert gateway.view.arrivals.per_s(now_ms()) == 2 / 60
     assert types(client) == ["status"], "of the other's request alone"
     gateway.read(REQUESTS, REQUEST)
     assert gateway.found().origin == own, "the repeat is read, and is not the first"
@@ -224,7 +248,7 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     gateway.next[REQUESTS] = 3
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
     assert gateway.found("s").content
-    assert gateway.view.arrivals.per_s(1_000) == 5 / 60, "with the repeat"
+    assert gateway.view.arrivals.per_s(now_ms()) == 5 / 60, "with the repeat"
 
 
 def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway) -> None:

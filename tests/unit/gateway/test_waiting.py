@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kit.records import ORIGIN, model_info, model_state, outcome, request, status, worker
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.service.tenant_shares import tenants_json
+from penstock.gateway.service.tenant_shares import MOST_TENANTS, tenants_json
+from penstock.gateway.service.waiting import MOST_LINES as MOST_SHOWN
 from penstock.gateway.service.waiting import all_waiting_json
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.liveness import Liveness, judge
-from penstock.gateway.view.wait_counts import MOST_EMPTY_LINES, Lines
+from penstock.gateway.view.wait_counts import MOST_OF_TENANT, OTHERS, LineId, Lines
 from penstock.schemas.records import WaitingFor
+from penstock.schemas.topics import CLASSES
 
 NOW_MS = 100_000
 LIVE = judge([worker(updated_at=NOW_MS, models=[model_state("m")])], [model_info("m")], NOW_MS, 8_000)
@@ -22,6 +29,7 @@ LIVE = judge([worker(updated_at=NOW_MS, models=[model_state("m")])], [model_info
 
 def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme") -> Entry:
     """A request that waits for memory."""
+    census.read_ms = at_ms
     entry = Entry(tenant, f"r{number}", 0)
     entry.on_request(request(entry.request_id, tenant=tenant, priority=9), replace(ORIGIN, append_time_ms=at_ms))
     census.count(entry)
@@ -34,7 +42,8 @@ def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme") -> E
 
 
 def begins(census: Census, entry: Entry, at_ms: int) -> None:
-    entry.on_status(status("running", entry.request_id, tenant=entry.tenant, model="m", created_at=at_ms))
+    census.read_ms = at_ms
+    entry.on_status(status("running", entry.request_id, tenant=entry.tenant, model="m", created_at=1))
     census.count(entry)
 
 
@@ -81,7 +90,7 @@ def test_a_line_that_grows_is_never_empty() -> None:
     assert line(census)["empty_in_s"] is None
 
 
-def test_the_longest_lines_are_listed_and_empty_ones_are_forgotten() -> None:
+def test_the_longest_lines_are_listed() -> None:
     lines = Lines()
     for number in range(150):
         lines.add((f"t{number}", "low", ("x", None, None)), 1_000, number + 1, later=False, reason=None)
@@ -89,21 +98,74 @@ def test_the_longest_lines_are_listed_and_empty_ones_are_forgotten() -> None:
     assert (found["depth"], found["omitted"]) == (sum(range(151)), 50)
     assert [one["depth"] for one in found["data"]] == list(range(150, 50, -1))
     assert [line_id[0] for line_id, _ in lines.waiting("t7")] == ["t7"]
-    empty = Lines()
-    for number in range(MOST_EMPTY_LINES):
-        come_and_go(empty, f"a{number:04}")
-    size = len(pickle.dumps(empty))
-    for number in range(MOST_EMPTY_LINES):
-        come_and_go(empty, f"b{number:04}")
-    assert not list(empty.waiting())
-    assert len(pickle.dumps(empty)) < size + 1_000
 
 
-def come_and_go(lines: Lines, tenant: str) -> None:
-    line_id = (tenant, "low", ("x", None, None))
+CHANGES = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(CLASSES), st.integers(0, 9), st.booleans()))
+
+
+@given(CHANGES, st.integers(1, 4), st.integers(1, 8))
+def test_lines_beyond_the_most_share_one_and_nothing_is_counted_twice(
+    changes: list[tuple[str, str, int, bool]], most_of_tenant: int, most: int
+) -> None:
+    lines, waits = Lines(most, most_of_tenant), Counter[LineId]()
+    for number, (tenant, klass, model, comes) in enumerate(changes):
+        line_id = (tenant, klass, ("x", f"m{model}", None))
+        if comes or not waits[line_id]:
+            lines.add(line_id, 1_000 + number, 1, later=False, reason="memory")
+            lines.moved((tenant, klass, ("x", f"m{9 - model}", None)), line_id, 1_000)
+            waits[line_id] += 1
+        else:
+            lines.add(line_id, 1_000 + number, -1, later=False, reason="memory")
+            lines.moved(line_id, None, 1_000)
+            waits[line_id] -= 1
+        found = {line_id: line.waiting.requests for line_id, line in lines.waiting()}
+        assert sums(found) == sums(+waits)
+        assert all(line.reasons["memory"] == line.waiting.requests for _, line in lines.waiting())
+        own = [line_id for line_id in found if line_id[2] != OTHERS]
+        assert all(found[line_id] <= waits[line_id] for line_id in own)
+        assert len(own) <= most
+        assert max(Counter(tenant for tenant, *_ in own).values(), default=0) <= most_of_tenant
+        assert {line_id for line_id, _ in lines.waiting("a")} == {line_id for line_id in found if line_id[0] == "a"}
+
+
+def sums(waits: Mapping[LineId, int]) -> Counter[tuple[str, str]]:
+    found = Counter[tuple[str, str]]()
+    for (tenant, klass, _), requests in waits.items():
+        found[tenant, klass] += requests
+    return found
+
+
+def come_and_go(lines: Lines, tenant: str, model: str) -> None:
+    line_id = (tenant, "low", ("x", model, None))
     for count in (1, -1):
         lines.add(line_id, 1_000, count, later=False, reason=None)
     lines.moved(line_id, None, 1_000)
+
+
+def test_a_line_of_very_many_models_keeps_its_size_and_says_so() -> None:
+    census = Census()
+    sizes: list[int] = []
+    for first in range(0, 3 * MOST_OF_TENANT, MOST_OF_TENANT):
+        for number in range(first, first + MOST_OF_TENANT):
+            census.lines.add(("acme", "low", ("x", f"m{number}", None)), 1_000, 1, later=False, reason="memory")
+        sizes.append(len(pickle.dumps(census.lines)))
+    assert sizes[2] - sizes[1] < 100
+    found = all_waiting_json(census.lines.waiting("acme"), judge([], [], NOW_MS, 8_000), NOW_MS)
+    shared = found["data"][0]
+    assert (found["depth"], found["omitted"]) == (3 * MOST_OF_TENANT, MOST_OF_TENANT + 1 - MOST_SHOWN)
+    assert (shared["task"], shared["model"], shared["depth"]) == ("others", None, 2 * MOST_OF_TENANT)
+    assert shared["reasons"] == {"memory": 2 * MOST_OF_TENANT}, "whether a worker serves them is not known"
+
+
+def test_a_tenant_that_runs_through_model_names_drops_its_own_rates_alone() -> None:
+    lines = Lines()
+    line_id = ("shop", "low", ("x", "m", None))
+    come_and_go(lines, "shop", "m")
+    for number in range(10_000):
+        come_and_go(lines, "acme", f"m{number}")
+    lines.add(line_id, 1_000, 1, later=False, reason=None)
+    assert [line.left.per_s(1_000) for _, line in lines.waiting("shop")] == [1 / 60]
+    assert len(pickle.dumps(lines)) < 2 * MOST_OF_TENANT * 1_000
 
 
 def test_tenants_have_shares_of_what_ran_and_those_near_a_limit_come_first() -> None:
@@ -116,7 +178,8 @@ def test_tenants_have_shares_of_what_ran_and_those_near_a_limit_come_first() -> 
         if tenant == "shop":  # ended
             entry.on_result(outcome(entry.request_id, tenant=tenant), 0)
             census.forget(entry)
-            tenants.on_outcome(tenant, "completed", 100, 97_000)
+            tenants.on_outcome(tenant, "completed", 97_000)
+            tenants.on_tokens(tenant, 100, 97_000)
         else:
             tenants.began(tenant)
     tenants.on_request("old", None, 1_000)
@@ -126,3 +189,14 @@ def test_tenants_have_shares_of_what_ran_and_those_near_a_limit_come_first() -> 
     crawler, _, shop = found["data"]
     assert crawler["limits"]["outstanding"] == {"used": 19, "limit": 20}
     assert shop["limits"]["tokens_per_minute"] == {"used": 250, "limit": 1_000}, "50 were given back in 3 s"
+
+
+def test_of_very_many_tenants_those_are_shown_that_are_near_a_limit_and_the_busiest() -> None:
+    tenants = Tenants()
+    for number in range(MOST_TENANTS + 50):
+        tenants.began(f"t{number:03}", number + 1)
+    limits = {"t007": Limits(outstanding=8), "t003": Limits(outstanding=5)}
+    found = tenants_json(tenants, Lines(), lambda tenant: limits.get(tenant, Limits()), NOW_MS)
+    shown = [one["tenant"] for one in found["data"]]
+    assert shown == ["t007", *(f"t{number:03}" for number in range(MOST_TENANTS + 49, 50, -1))]
+    assert found["omitted"] == 50

@@ -1,10 +1,11 @@
-"""What a worker verifies before it joins, and what ends it so that another one continues."""
+"""What a worker verifies before it joins, what ends it so that another one continues, and its leave of the group."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -72,3 +73,36 @@ async def test_a_worker_whose_records_are_never_acknowledged_ends(
         seconds[0] += 1
     assert trouble == f"worker.undelivered records=3 oldest_s={UNDELIVERED_S:.0f}"
     assert caplog.text.count("worker.waits_for_kafka reason=Kafka has not acknowledged 3 records") == 1
+
+
+# -- leaving: its time is bounded, whatever Faust's services do when they are cancelled
+
+
+async def leave(stop: Callable[[], Awaitable[None]]) -> None:
+    parts: Any = SimpleNamespace(membership=SimpleNamespace(stop=stop))
+    await WorkerApp(WorkerSettings())._leave(parts)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_stop_that_ignores_cancellations_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(app_module, "LEAVE_S", 0.1)
+    let_go = asyncio.Event()
+
+    async def deaf() -> None:
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    leaving = asyncio.create_task(leave(deaf))
+    _, left = await asyncio.wait({leaving}, timeout=5)
+    let_go.set()
+    assert not left
+    assert "worker.leave_failed" in caplog.text
+
+
+async def test_what_it_raises_is_told_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    await leave(AsyncMock(side_effect=OSError("the broker is away")))
+    assert "worker.leave_failed error=OSError('the broker is away')" in caplog.text

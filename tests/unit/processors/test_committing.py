@@ -49,8 +49,8 @@ def gate_of(*tps: tuple[str, int], records: int = 5) -> CommitGate:
     return gate
 
 
-def committer(gate: CommitGate, group: Group, *, interval_s: float = 0.001) -> Committer:
-    return Committer(gate, group.commit, group.joined, interval_s=interval_s)
+def committer(gate: CommitGate, group: Group) -> Committer:
+    return Committer(gate, group.commit, group.joined, interval_s=0.001)
 
 
 async def test_one_commit_at_a_time_and_the_next_carries_what_has_gathered() -> None:
@@ -71,27 +71,19 @@ async def test_one_commit_at_a_time_and_the_next_carries_what_has_gathered() -> 
     assert group.asked == [{TP: (1, "")}, {TP: (3, "")}]
 
 
-async def test_what_is_refused_is_said_again_and_nothing_else() -> None:
+async def test_what_is_refused_or_raises_is_said_again_and_nothing_else() -> None:
     gate, group = gate_of(TP, OTHER), Group()
-    gate.complete(TP, 0)
-    gate.complete(OTHER, 0)
-    group.refused = {OTHER}
-    commits = committer(gate, group)
+    for tp in (TP, OTHER):
+        gate.complete(tp, 0)
+    commits, both = committer(gate, group), {TP: (1, ""), OTHER: (1, "")}
+    group.error = RuntimeError("the consumer is closed")
+    await commits.commit_now()
+    assert gate.commits() == both
+    group.error, group.refused = None, {OTHER}
     await commits.commit_now()
     group.refused = set()
     await commits.commit_now()
-    assert group.asked == [{TP: (1, ""), OTHER: (1, "")}, {OTHER: (1, "")}]
-
-
-async def test_a_commit_that_raises_is_tried_again() -> None:
-    gate, group = gate_of(TP), Group()
-    gate.complete(TP, 0)
-    group.error = RuntimeError("the consumer is closed")
-    commits = committer(gate, group)
-    await commits.commit_now()
-    assert gate.commits() == {TP: (1, "")}
-    group.error = None
-    await commits.commit_now()
+    assert group.asked == [both, both, {OTHER: (1, "")}]
     assert gate.commits() == {}
 
 

@@ -68,6 +68,8 @@ async def test_an_image_is_read_while_outputs_hang(
     inputs = image_inputs(ImagesSection(), outputs.store, threads)
     found = await asyncio.wait_for(inputs._bytes("default", {"artifact_id": kept.artifact_id}, "image"), 10)  # pyright: ignore[reportPrivateUsage]
     assert found == PIXELS
+    free = asyncio.to_thread(lambda: "free")  # the watchdog asks Kafka in such a thread
+    assert await asyncio.wait_for(free, 10) == "free"
     hanging.let_go.set()
     assert len(await asyncio.gather(*puts)) == MANY
     inputs.close()

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
+from kit.records import conversation_message
+from kit.refusals import refused
+from kit.worker_turns import picture
 from penstock.processors.conversations.log import HistoryMark
 from penstock.processors.conversations.messages import Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
@@ -22,10 +23,6 @@ from penstock.schemas.records import ArtifactRef, ConversationMessage
 from penstock.schemas.requests import parse_request
 
 Json = dict[str, Any]
-
-
-def artifact(name: str) -> ArtifactRef:
-    return ArtifactRef(artifact_id=name, uri=f"x/{name}", media_type="image/png", size_bytes=1, sha256=f"sum of {name}")
 
 
 class Source:
@@ -49,23 +46,15 @@ class Source:
     async def kept(self, tenant: str, request_id: str, ref: Mapping[str, Any], *, param: str) -> ArtifactRef:
         if "url" in ref:
             self.looks += 1
-            return artifact(f"{ref['url']} at look {self.looks}")
-        return artifact(ref["artifact_id"])
+            return picture(f"{ref['url']} at look {self.looks}")
+        return picture(ref["artifact_id"])
 
     def close(self) -> None:
         pass
 
 
 def message(role: str, content: str, *shown: str) -> ConversationMessage:
-    return ConversationMessage(
-        tenant="default",
-        conversation_id="c",
-        direction="in" if role == "user" else "out",
-        role=role,
-        content=content,
-        created_at=1,
-        artifacts=[artifact(name) for name in shown],
-    )
+    return conversation_message(role, content=content, artifacts=[picture(name) for name in shown])
 
 
 def turn_after(*history: ConversationMessage, shown: Shown | None = None) -> TurnStart:
@@ -91,7 +80,7 @@ CAT = (message("user", "draw a cat"), message("assistant", "", "cat-1", "cat-2")
 async def test_an_edit_takes_the_newest_image_of_its_conversation() -> None:
     source = Source()
     found = await gathered(source, "image_editing", {"prompt": "make it blue"}, turn_after(*CAT))
-    assert source.fetched == [{"artifact_id": "cat-2", "sha256": "sum of cat-2"}]
+    assert source.fetched == [{"artifact_id": "cat-2", "sha256": "cat-2"}]
     assert found.images.keys() == {"image"}
     assert found.payload == {"image": {"artifact_id": "cat-2"}}
     assert (found.shown, found.past) == ({}, None), "the conversation has it already"
@@ -100,13 +89,12 @@ async def test_an_edit_takes_the_newest_image_of_its_conversation() -> None:
 async def test_a_later_upload_is_newer_than_what_was_drawn() -> None:
     source = Source()
     await gathered(source, "image_to_text", {}, turn_after(*CAT, message("user", "and this?", "dog")))
-    assert source.fetched == [{"artifact_id": "dog", "sha256": "sum of dog"}]
+    assert source.fetched == [{"artifact_id": "dog", "sha256": "dog"}]
 
 
 async def test_without_an_image_the_conversation_must_have_one() -> None:
-    with pytest.raises(InvalidRequest, match="the conversation has no image yet") as caught:
+    with refused(InvalidRequest, "the conversation has no image yet", param="payload.image"):
         await gathered(Source(), "image_editing", {"prompt": "p"}, turn_after(message("user", "hello")))
-    assert caught.value.param == "payload.image"
 
 
 async def test_named_images_belong_to_the_turn_and_masks_do_not() -> None:
@@ -114,18 +102,18 @@ async def test_named_images_belong_to_the_turn_and_masks_do_not() -> None:
     source = Source()
     found = await gathered(source, "image_editing", payload, turn_after(*CAT))
     kept = "https://a/x.png at look 1"
-    assert source.fetched == [{"artifact_id": kept, "sha256": f"sum of {kept}"}, {"artifact_id": "mask"}]
-    assert found.shown == {0: [artifact(kept)]}
+    assert source.fetched == [{"artifact_id": kept, "sha256": kept}, {"artifact_id": "mask"}]
+    assert found.shown == {0: [picture(kept)]}
     assert found.images.keys() == {"image", "mask"}
 
 
 async def test_what_an_earlier_attempt_wrote_is_what_is_shown_again() -> None:
     """The URL shows another image by now."""
     payload = {"prompt": "p", "image": {"url": "https://a/x.png"}}
-    source, standing = Source(), {0: [artifact("as it was")]}
+    source, standing = Source(), {0: [picture("as it was")]}
     found = await gathered(source, "image_editing", payload, turn_after(shown=standing))
     assert source.looks == 0
-    assert source.fetched == [{"artifact_id": "as it was", "sha256": "sum of as it was"}]
+    assert source.fetched == [{"artifact_id": "as it was", "sha256": "as it was"}]
     assert found.shown == standing
 
 
@@ -137,10 +125,10 @@ async def test_images_of_a_chat_are_of_their_message() -> None:
     images = [{"type": "image", "image": {"artifact_id": name}} for name in ("a", "b")]
     payload = parts(images[0], {"type": "text", "text": "or"}, images[1])
     found = await gathered(Source(), "text_generation", payload, turn_after(*CAT))
-    assert found.shown == {1: [artifact("a"), artifact("b")]}
+    assert found.shown == {1: [picture("a"), picture("b")]}
     assert found.images.keys() == {"messages[1].parts[0].image", "messages[1].parts[2].image"}
     source = Source()
-    again = turn_after(*CAT, shown={1: [artifact("first"), artifact("second")]})
+    again = turn_after(*CAT, shown={1: [picture("first"), picture("second")]})
     await gathered(source, "text_generation", payload, again)
     assert [ref["artifact_id"] for ref in source.fetched] == ["first", "second"]
 
@@ -186,10 +174,12 @@ async def test_without_a_conversation_images_are_as_the_payload_names_them() -> 
     assert (found.shown, found.payload, found.past) == ({}, {}, None)
 
 
-async def test_a_worker_that_takes_no_images_says_so() -> None:
-    with pytest.raises(UnsupportedParameter) as caught:
-        await gathered(None, "image_to_text", {"image": {"artifact_id": "a"}}, None)
-    assert caught.value.param == "payload.image"
+async def test_a_worker_that_takes_no_images_names_one_as_its_caller_wrote_it() -> None:
+    image: Json = {"image": {"artifact_id": "a"}}
+    chat = parts({"type": "image", **image})
+    for task, payload, place in (("image_to_text", image, ""), ("text_generation", chat, "messages[1].content[0].")):
+        with refused(UnsupportedParameter, param=f"payload.{place}image"):
+            await gathered(None, task, payload, None)
 
 
 async def test_a_model_that_opens_images_itself_gets_files() -> None:
@@ -205,9 +195,3 @@ async def test_a_model_that_opens_images_itself_gets_files() -> None:
         "image": b"a file",
         "operations[0].image": b"a file",
     }
-
-
-async def test_an_image_that_cannot_be_taken_is_named_as_its_caller_wrote_it() -> None:
-    with pytest.raises(UnsupportedParameter) as caught:
-        await gathered(None, "text_generation", parts({"type": "image", "image": {"artifact_id": "a"}}), None)
-    assert caught.value.param == "payload.messages[1].content[0].image"

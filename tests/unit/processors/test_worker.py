@@ -15,6 +15,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from flow_driver import Models, remembers_all
+from kit.records import command
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.transport import Delivery
 from penstock.processors import worker as worker_module
@@ -35,7 +36,7 @@ from penstock.processors.spool import Spool
 from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Rooms, Worker
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import EngineFailed, RegistryUnavailable
-from penstock.schemas.records import ControlCommand, DeadLetter, ResultEvent
+from penstock.schemas.records import DeadLetter, ResultEvent
 from penstock.schemas.topics import TopicNames
 from shell_fakes import ScriptedEngine, ScriptedTurns
 from support import wait_until_async
@@ -229,10 +230,6 @@ def request(request_id: str, **fields: Any) -> bytes:
     return json.dumps({**body, **fields}).encode()
 
 
-def command(kind: str, request_id: str) -> ControlCommand:
-    return ControlCommand(kind=kind, request_id=request_id, tenant="default", created_at=NOW_MS)
-
-
 @pytest.fixture(autouse=True)
 def _fixed_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "now_ms", lambda: NOW_MS)
@@ -357,21 +354,19 @@ async def small(tmp_path: Path) -> AsyncIterator[Shell]:
     await shell.execution.close()
 
 
-async def test_a_parked_request_is_read_again_and_runs(small: Shell) -> None:
+@pytest.mark.parametrize("found", ["b", "somebody else", None])
+async def test_a_parked_request_runs_when_it_is_read_again_and_becomes_a_dead_letter_when_it_is_gone(
+    small: Shell, found: str | None
+) -> None:
     await parked(small)
-    small.worker.on_fetched((LOW, 0), [raw(1, request("b"))])
-    await small.turns()
-    assert small.running() == ["b"]
-
-
-@pytest.mark.parametrize("gone", [True, False])
-async def test_a_parked_request_that_is_gone_becomes_a_dead_letter(small: Shell, gone: bool) -> None:
-    await parked(small)
-    if gone:
+    if found is None:
         small.worker.on_gone((LOW, 0), [1])
     else:
-        small.worker.on_fetched((LOW, 0), [raw(1, request("somebody else"))])
+        small.worker.on_fetched((LOW, 0), [raw(1, request(found))])
     await small.turns()
+    if found == "b":
+        assert small.running() == ["b"]
+        return
     assert [letter.request_id for letter in small.broker.letters()] == ["b"]
     assert small.flow.gate.commits() == {(LOW, 0): (2, "")}
     small.worker.on_gone((LOW, 0), [1, 7])

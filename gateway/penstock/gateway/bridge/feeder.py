@@ -12,6 +12,7 @@ from penstock.common import admin
 from penstock.common.background import BackgroundTasks
 from penstock.common.group_consumer import GroupConsumer, Listener, Read
 from penstock.common.settings import KafkaSettings
+from penstock.common.starting import Starting
 from penstock.common.tasks import end_all, set_within
 from penstock.gateway.bridge.errands import Errands, TryAgain
 from penstock.gateway.bridge.known import Known
@@ -65,7 +66,7 @@ class QueueFeeder:
         self._woken = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], QueueMessage] = {}
         self._background = BackgroundTasks()
-        self._waits_for: str | None = "the broker was not asked yet"
+        self._waits_for: str | None = Starting("the broker was not asked yet")
 
     def start(self) -> None:
         """Read as soon as all topics are there."""

@@ -154,7 +154,9 @@ class Requests:
 
     def _count(self, event: ResultEvent) -> None:
         used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
-        self._allowances.tenants.on_outcome(event.tenant, event.status or "unknown", used, now_ms())
+        tenants, read_ms = self._allowances.tenants, now_ms()
+        tenants.on_outcome(event.tenant, event.status or "unknown", read_ms)
+        tenants.on_tokens(event.tenant, used, read_ms)
 
 
 def _with_extra(request: InferenceRequest, extra: Mapping[str, str]) -> InferenceRequest:

@@ -1,4 +1,4 @@
-"""Events per second over the last minute, by the times that the records carry: a replay of old ones does not count."""
+"""Events per second over the last minute. All times are of the clock by which rates are asked, and not ahead of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class Rate:
     __slots__ = ("_counts", "_seconds")
 
     def __init__(self) -> None:
-        self._seconds = array("q", [0] * WINDOW_S)
-        self._counts = array("I", [0] * WINDOW_S)
+        self._seconds, self._counts = array("q"), array("I")  # empty until something counts
 
     def count(self, time_ms: int) -> None:
         """One event at a time in ms since the epoch."""
+        if not self._seconds:
+            self._seconds, self._counts = array("q", [0] * WINDOW_S), array("I", [0] * WINDOW_S)
         second = time_ms // 1000
         at = second % WINDOW_S
         if self._seconds[at] == second:

@@ -76,7 +76,7 @@ class Tenants:
         self.of(tenant).outstanding -= 1
 
     def on_request(self, tenant: str, conversation_id: str | None, time_ms: int, *, urgent: bool = False) -> None:
-        """A request stands on its topic since `time_ms`. `urgent`: of the class high or medium."""
+        """A request was read at `time_ms`, see `Census.read_ms`. `urgent`: of the class high or medium."""
         work = self.of(tenant)
         work.heard_ms = max(work.heard_ms, time_ms)
         work.accepted.count(time_ms)
@@ -86,12 +86,15 @@ class Tenants:
             work.named.pop(conversation_id, None)
             work.named[conversation_id] = time_ms / 1000
 
-    def on_outcome(self, tenant: str, status: str, tokens: int, time_ms: int) -> None:
-        """A request ended at `time_ms` and used so many tokens in all."""
+    def on_outcome(self, tenant: str, status: str, time_ms: int) -> None:
+        """The end of a request was read at `time_ms`."""
         work = self.of(tenant)
         work.heard_ms = max(work.heard_ms, time_ms)
         work.ended.count(time_ms)
         work.outcomes[status] = work.outcomes.get(status, 0) + 1
+
+    def on_tokens(self, tenant: str, tokens: int, time_ms: int) -> None:
+        """A request that ended at `time_ms`, by the log, used so many: who reads late charges no more at once."""
         bucket = self.tokens(tenant, time_ms / 1000) if tokens else None
         if bucket is not None:
             bucket.charge(time_ms / 1000, tokens)

@@ -75,7 +75,7 @@ class WaitingLine(Answer):
     object: Literal["waiting.line"]
     tenant: str
     klass: Annotated[str, Field(alias="class", description="high, medium or low.")]
-    task: str
+    task: Annotated[str, Field(description="`others`: of requests beyond the lines that a gateway keeps, together.")]
     model: Annotated[str | None, Field(description="Null: a request left the choice, and no worker has made it.")]
     pool: str | None
     depth: int

@@ -64,7 +64,7 @@ class Facts:
         self.sockets = 0
 
     def known_models(self) -> KnownModels:
-        return self._view.fleet.known(now_ms(), self.worker_late_ms)
+        return self._view.fleet.known(self._judged_ms(), self.worker_late_ms)
 
     def models(self) -> Sequence[ModelInfo]:
         return self.known_models().models
@@ -95,11 +95,15 @@ class Facts:
 
     def liveness(self) -> Liveness:
         """Which models no live worker moves, as of now."""
-        return judge(self._view.fleet.workers.values(), self.models(), now_ms(), self.worker_late_ms)
+        return judge(self._view.fleet.workers.values(), self.models(), self._judged_ms(), self.worker_late_ms)
+
+    def _judged_ms(self) -> int:
+        """The moment as of which others are silent."""
+        return self._view.gateways.judged_ms(now_ms())
 
     def live_workers(self) -> list[WorkerState]:
         """The workers that have not gone, and not fallen silent."""
-        since_ms = now_ms() - self.worker_late_ms
+        since_ms = self._judged_ms() - self.worker_late_ms
         return [one for one in self._view.fleet.workers.values() if one.state != STOPPED and one.updated_at >= since_ms]
 
     def public_models(self) -> list[dict[str, Any]]:
@@ -141,11 +145,7 @@ class Facts:
         `turns_before`: turns of its conversation that go first.
         """
         at_ms = now_ms()
-        workers = [
-            worker
-            for worker in self._view.fleet.workers.values()
-            if worker.state == SERVING and at_ms - worker.updated_at <= self.worker_late_ms
-        ]
+        workers = [worker for worker in self.live_workers() if worker.state == SERVING]
         found = plan(request, self.models(), workers, self._run_times.run_ms, at_ms, turns_before=turns_before)
         waiting_for, estimated_wait_ms = found.waiting_for, found.estimated_wait_ms
         if request.start_after is not None and request.start_after > at_ms:
@@ -169,15 +169,16 @@ class Facts:
 
     def moment(self) -> Seen:
         """What problems are looked for in, less what is not in memory."""
-        at_ms = now_ms()
+        at_ms, judged_ms = now_ms(), self._judged_ms()
         readiness = self._follower.readiness()
         return Seen(
             now_ms=at_ms,
+            judged_ms=judged_ms,
             liveness=self.liveness(),
             behind=None if readiness.ready else readiness.reason,
             workers=[one for one in self._view.fleet.workers.values() if one.state != STOPPED],
             late_ms=self.worker_late_ms,
-            gateways=self._view.gateways.known(at_ms),
+            gateways=self._view.gateways.known(judged_ms),
             own_id=self._view.gateways.own_id,
             waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
             depths=self._view.census.depths_by_pool(at_ms),
@@ -282,13 +283,14 @@ class Facts:
 
     def gateways(self) -> list[dict[str, Any]]:
         """Gateways and the processes beside them, as each last reported."""
-        at_ms = now_ms()
+        at_ms = self._judged_ms()
         known = self._view.gateways.known(at_ms)
         return [{**_with_times(one.to_dict()), "alive": is_alive(one, at_ms)} for one in known]
 
-    def _processes(self, at_ms: int) -> dict[str, dict[str, int]]:
+    def _processes(self) -> dict[str, dict[str, int]]:
         """By kind, how many gateways and processes beside them are alive, and how many are known."""
         counts: dict[str, dict[str, int]] = {}
+        at_ms = self._judged_ms()
         for one in self._view.gateways.known(at_ms):
             count = counts.setdefault(one.kind, {"alive": 0, "known": 0})
             count["alive"] += is_alive(one, at_ms)
@@ -314,11 +316,18 @@ class Facts:
                 "dropped_slow": self._hub.dropped_slow,
                 "sockets": self.sockets,
             },
-            "workers": [_with_times(worker.to_dict()) for worker in workers],
+            "workers": [_worker_json(worker) for worker in workers],
             "worker_late_s": self.worker_late_ms / 1000,
-            "processes": self._processes(at_ms),
+            "processes": self._processes(),
             "models": [_with_times(model.to_dict()) for model in self.models()],
         }
+
+
+def _worker_json(worker: WorkerState) -> dict[str, Any]:
+    """The record with its offsets by topic/partition."""
+    committed = {place: at for place, at in zip(worker.assigned, worker.committed, strict=False) if at >= 0}
+    lag = {place: records for place, records in zip(worker.assigned, worker.lag, strict=False) if records > 0}
+    return {**_with_times(worker.to_dict()), "committed": committed, "lag": lag}
 
 
 def _sizes(device: DeviceState) -> dict[str, int | None]:

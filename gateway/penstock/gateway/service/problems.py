@@ -83,6 +83,8 @@ class Seen:
     """The facts of one moment. `limits`: of outstanding requests, by tenant."""
 
     now_ms: int
+    judged_ms: int
+    """The moment as of which others are silent."""
     liveness: Liveness
     behind: str | None = None
     """Why this gateway does not show the newest records; None if it does."""
@@ -125,7 +127,7 @@ class Seen:
 
     @property
     def live(self) -> list[WorkerState]:
-        return [one for one in self.workers if self.now_ms - one.updated_at <= self.late_ms]
+        return [one for one in self.workers if self.judged_ms - one.updated_at <= self.late_ms]
 
     @property
     def oldest_s(self) -> float:
@@ -305,7 +307,7 @@ def _workers(seen: Seen) -> Iterator[Found]:
         left = [place for place in one.assigned if place not in held]
         if seen.awaits_workers:
             continue
-        if not left and seen.now_ms - one.updated_at > SILENT_SHOWN_MS:
+        if not left and seen.judged_ms - one.updated_at > SILENT_SHOWN_MS:
             continue
         affects = f"nobody has taken over {len(left)} of its partitions" if left else "others have its partitions"
         yield Found(
@@ -331,14 +333,14 @@ def _gateways(seen: Seen) -> Iterator[Found]:
     """Gateways and the processes beside them. Of itself this gateway knows more than its reports say."""
     if seen.awaits_workers:
         return
-    well = {one.kind for one in seen.gateways if is_alive(one, seen.now_ms) and one.status in ("ready", "degraded")}
+    well = {one.kind for one in seen.gateways if is_alive(one, seen.judged_ms) and one.status in ("ready", "degraded")}
     for one in seen.gateways:
         if one.id == seen.own_id or one.kind not in _PROCESSES:
             continue
         silent, unwell, affects = _PROCESSES[one.kind]
         if one.kind in well and one.kind != "gateway":
             affects = "another process of its kind does its work"
-        if not is_alive(one, seen.now_ms):
+        if not is_alive(one, seen.judged_ms):
             yield Found(
                 problem=silent,
                 subject=one.id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -31,41 +32,43 @@ def tenants_json(tenants: Tenants, lines: Lines, limits_of: Callable[[str], Limi
     ended = {name: work.ended.per_s(now_ms) for name, work in active.items()}
     ran = {name: max(0, one.outstanding - waiting[name]) + ended[name] * WINDOW_S for name, one in active.items()}
     all_ran = sum(ran.values())
+    used = {name: _used(name, tenants, limits_of(name), now_ms) for name in active}
+
+    def order(name: str) -> tuple[bool, float, int, str]:
+        is_near = any(count >= NEAR * limit for count, limit in used[name].values())
+        return not is_near, -ran[name], -active[name].outstanding, name
+
     made: list[Json] = [
         {
             "object": "tenant",
             "tenant": name,
-            "outstanding": work.outstanding,
+            "outstanding": active[name].outstanding,
             "waiting": waiting[name],
             "share": round(ran[name] / all_ran, 4) if all_ran else 0.0,
             "rates": {
-                "accepted_per_s": round(work.accepted.per_s(now_ms), 3),
+                "accepted_per_s": round(active[name].accepted.per_s(now_ms), 3),
                 "ended_per_s": round(ended[name], 3),
             },
-            "limits": _limits_json(name, tenants, limits_of(name), now_ms),
+            "limits": {one: {"used": count, "limit": limit} for one, (count, limit) in used[name].items()},
         }
-        for name, work in active.items()
+        for name in heapq.nsmallest(MOST_TENANTS, active, key=order)
     ]
-    made.sort(key=_first)
-    return {"object": "tenants", "data": made[:MOST_TENANTS], "omitted": max(0, len(made) - MOST_TENANTS)}
+    return {"object": "tenants", "data": made, "omitted": len(active) - len(made)}
 
 
 def _is_active(work: TenantWork, now_ms: int) -> bool:
     return work.outstanding > 0 or now_ms - work.heard_ms < WINDOW_S * 1000
 
 
-def _limits_json(tenant: str, tenants: Tenants, limits: Limits, now_ms: int) -> Json:
-    """Of the limits that are counted in the log: how much is used."""
+def _used(tenant: str, tenants: Tenants, limits: Limits, now_ms: int) -> dict[str, tuple[float, int]]:
+    """Of the limits that are counted in the log: (how much is used, the limit)."""
     work = tenants.of(tenant)
-    used: dict[str, tuple[float, int | None]] = {
-        "outstanding": (work.outstanding, limits.outstanding),
-        "conversations": (len(work.conversations) + len(work.named), limits.conversations),
-    }
-    if (bucket := tenants.tokens(tenant, now_ms / 1000)) is not None:
+    used: dict[str, tuple[float, int]] = {}
+    if limits.outstanding is not None:
+        used["outstanding"] = (work.outstanding, limits.outstanding)
+    if limits.conversations is not None:
+        used["conversations"] = (len(work.conversations) + len(work.named), limits.conversations)
+    bucket = tenants.tokens(tenant, now_ms / 1000)
+    if bucket is not None and limits.tokens_per_minute is not None:
         used["tokens_per_minute"] = (max(0, round(bucket.used(now_ms / 1000))), limits.tokens_per_minute)
-    return {name: {"used": count, "limit": limit} for name, (count, limit) in used.items() if limit is not None}
-
-
-def _first(shown: Json) -> tuple[bool, float, int, str]:
-    is_near = any(one["used"] >= NEAR * one["limit"] for one in shown["limits"].values())
-    return not is_near, -shown["share"], -shown["outstanding"], shown["tenant"]
+    return used

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.gateway.view.liveness import Liveness
-from penstock.gateway.view.wait_counts import Line, LineId
+from penstock.gateway.view.wait_counts import OTHERS, Line, LineId
 
 MOST_LINES = 100
 """Lines in one answer: the longest."""
@@ -30,7 +30,7 @@ def all_waiting_json(lines: Iterable[tuple[LineId, Line]], liveness: Liveness, n
 def _line_json(depth: int, line_id: LineId, line: Line, liveness: Liveness, now_ms: int) -> Json:
     tenant, klass, (task, model, pool) = line_id
     since_ms, empty_in_s = line.waiting.since_ms, line.empty_in_s(now_ms)
-    unserved = liveness.awaits_worker(task, model, pool) is not None
+    unserved = line_id[2] != OTHERS and liveness.awaits_worker(task, model, pool) is not None
     return {
         "object": "waiting.line",
         "tenant": tenant,

@@ -10,6 +10,7 @@ from typing import TypeVar
 from penstock.common import admin
 from penstock.common.reader import BatchQueue, PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.common.starting import Starting
 from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.gateway.summarizer.sources import REACHED, Source
 from penstock.schemas.errors import DecodeError, InternalError, NotFound, PenstockError, RegistryUnavailable
@@ -61,7 +62,7 @@ class Following:
         self._commits: dict[Key, Commit] = {}
         self._generations: dict[Key, int] = {}
         """By conversation, how often its reading began: marks of an earlier one tell nothing."""
-        self._waits: dict[str, str] = {"start": "starting"}
+        self._waits: dict[str, str] = {"start": Starting("starting")}
         """By what waits, for what."""
 
     @property

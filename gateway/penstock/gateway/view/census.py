@@ -6,12 +6,12 @@ It holds counts of all, and entries of those alone that are in memory: see `Know
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.wait_counts import Kind, Lines, WaitCount, add_to
+from penstock.gateway.view.wait_counts import K, Kind, Lines, WaitCount, add_to
 from penstock.schemas.topics import CLASSES, priority_class
 
 
@@ -78,6 +78,9 @@ class Census:
     """
 
     def __init__(self) -> None:
+        self.read_ms = 0
+        """When the record was read that is counted next, by the clock that rates are asked by. What stood in the log
+        at a start counts from its time there."""
         self._live: Counter[str] = Counter()
         self._live_of: Counter[tuple[str, str]] = Counter()
         self.running: Counter[str] = Counter()
@@ -86,6 +89,8 @@ class Census:
         """Those that began to run, by class, since when they waited, and when they began."""
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
         self._kinds: dict[tuple[str, Kind], WaitCount] = {}
+        self._by_pool: dict[tuple[str, str | None], WaitCount] = {}
+        """The same by class and pool: any model may be named on the topics."""
         self.lines = Lines()
 
     def live(self, klass: str, tenant: str | None = None) -> int:
@@ -99,7 +104,7 @@ class Census:
     def queue_depths(self, now_ms: int) -> tuple[dict[str, int], dict[str, float]]:
         """(requests that wait, age in seconds of the oldest) by class, without those whose time to start lies ahead."""
         depths, ages = dict.fromkeys(CLASSES, 0), dict.fromkeys(CLASSES, 0.0)
-        for (klass, _), waiting in self._kinds.items():
+        for (klass, _), waiting in self._by_pool.items():
             depths[klass] += waiting.due(now_ms)
             if (since_ms := waiting.since_ms) is not None:
                 ages[klass] = max(ages[klass], (now_ms - since_ms) / 1000)
@@ -107,31 +112,27 @@ class Census:
 
     def depths_by_pool(self, now_ms: int) -> dict[tuple[str, str | None], int]:
         """Requests that wait, by class and pool, without those whose time to start lies ahead."""
-        depths: Counter[tuple[str, str | None]] = Counter()
-        for (klass, (_, _, pool)), waiting in self._kinds.items():
-            depths[klass, pool] += waiting.due(now_ms)
-        return depths
+        return {place: waiting.due(now_ms) for place, waiting in self._by_pool.items()}
 
     def waits(self) -> list[Wait]:
         """For the history: what waits, and how long those waited that began to run and have not ended."""
         found = [Wait(*begun, requests=count) for begun, count in self._begun.items() if begun[1]]
-        for (klass, _), waiting in self._kinds.items():
+        for (klass, _), waiting in self._by_pool.items():
             found += [Wait(klass, age.since_ms, requests=age.requests) for age in waiting.ages.values() if age.requests]
         return found
 
-    def waiting(self, now_ms: int) -> list[Waiting]:
-        """What waits, by kind, without what may not start yet."""
-        found: dict[Kind, Waiting] = {}
-        for (_, kind), waiting in self._kinds.items():
-            if not (due := waiting.due(now_ms)):
-                continue
-            so_far, since_ms = found.get(kind), waiting.since_ms
-            if so_far is not None and so_far.since_ms is not None:
-                since_ms = so_far.since_ms if since_ms is None else min(since_ms, so_far.since_ms)
-            task, model, pool = kind
-            requests = due + (0 if so_far is None else so_far.requests)
-            found[kind] = Waiting(task=task, model=model, pool=pool, requests=requests, since_ms=since_ms)
-        return list(found.values())
+    def waiting(self, now_ms: int) -> Iterator[Waiting]:
+        """What waits, by kind, without what may not start yet. Take them before anything changes."""
+        for klass, kind in self._kinds:
+            same = [one for name in CLASSES if (one := self._kinds.get((name, kind))) is not None]
+            if same[0] is not self._kinds[klass, kind]:
+                continue  # told with the first of its classes
+            due = [(count, one.since_ms) for one in same if (count := one.due(now_ms))]
+            if due:
+                task, model, pool = kind
+                since_ms = min((since for _, since in due if since is not None), default=None)
+                requests = sum(count for count, _ in due)
+                yield Waiting(task=task, model=model, pool=pool, requests=requests, since_ms=since_ms)
 
     # -- what changes
 
@@ -169,13 +170,12 @@ class Census:
         to_id = None if now is None or now.kind is None else (tenant, now.klass, now.kind)
         if from_id == to_id:
             return
-        told_ms = entry.finished_ms or (entry.accepted_ms if entry.status is None else entry.status.created_at)
         if from_id is not None and to_id is None and from_id[2][1] is None and entry.model is not None:
             # It left the choice of its model, and began at once with the one that was chosen.
             chosen = (tenant, from_id[1], (entry.task, entry.model, entry.pool))
-            self.lines.moved(from_id, chosen, told_ms)
+            self.lines.moved(from_id, chosen, self.read_ms)
             from_id = chosen
-        self.lines.moved(from_id, to_id, told_ms)
+        self.lines.moved(from_id, to_id, self.read_ms)
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are counted as this."""
@@ -183,12 +183,9 @@ class Census:
         self._live[klass] += count
         add_to(self._live_of, (tenant, klass), count)
         if kind is not None:
-            if (waiting := self._kinds.get((klass, kind))) is None:
-                waiting = self._kinds[klass, kind] = WaitCount()
             since_ms, later = from_ms or accepted_ms, from_ms is not None
-            waiting.add(since_ms, count, later=later)
-            if not waiting.requests:
-                del self._kinds[klass, kind]
+            _add(self._kinds, (klass, kind), since_ms, count, later=later)
+            _add(self._by_pool, (klass, kind[2]), since_ms, count, later=later)
             self.lines.add((tenant, klass, kind), since_ms, count, later=later, reason=reason)
         elif model is not None:
             add_to(self.running, model, count)
@@ -214,3 +211,12 @@ class Census:
         if entry.conversation_id is not None and not entry.listed:
             self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
             entry.listed = True
+
+
+def _add(counts: dict[K, WaitCount], key: K, since_ms: int, count: int, *, later: bool) -> None:
+    """As `WaitCount.add`; what is 0 is not held."""
+    if (waiting := counts.get(key)) is None:
+        waiting = counts[key] = WaitCount()
+    waiting.add(since_ms, count, later=later)
+    if not waiting.requests:
+        del counts[key]

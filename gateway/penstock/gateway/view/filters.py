@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 WAITING = "waiting"
 """In place of a status: any of a request that has not ended and does not run."""
-_WAITING = tuple(name for name, rank in STATUS_RANKS.items() if rank < STATUS_RANKS["completed"] and name != "running")
+_LIVE = frozenset(name for name, rank in STATUS_RANKS.items() if rank < STATUS_RANKS["completed"])
+_WAITING = tuple(name for name in STATUS_RANKS if name in _LIVE and name != "running")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,11 @@ class RequestFilter:
     def statuses(self) -> tuple[str | None, ...]:
         """Those of which one must be so; None is any."""
         return _WAITING if self.status == WAITING else (self.status,)
+
+    @property
+    def live_alone(self) -> bool:
+        """Whether it matches only requests that have not ended."""
+        return _LIVE.issuperset(self.statuses)
 
     def conditions(self) -> Iterator[tuple[str, Any]]:
         """What must be true of a row of the view's file beside its status, as SQL, each with its value."""

@@ -74,9 +74,17 @@ class Fleet:
         return state
 
     def forget_stale_workers(self, older_than_s: float) -> None:
-        """A silent worker whose partitions nobody has taken over is missed for an hour."""
+        """A silent worker whose partitions nobody has taken over is missed for an hour.
+
+        What was heard later than now, before the clock was set back, counts as heard now.
+        """
         now_s = time.time()
-        limit, longest = (now_s - older_than_s) * 1000, (now_s - MISSED_S) * 1000
+        now_ms, limit, longest = int(now_s * 1000), (now_s - older_than_s) * 1000, (now_s - MISSED_S) * 1000
+        self.workers = {
+            name: replace(state, updated_at=now_ms) if state.updated_at > now_ms else state
+            for name, state in self.workers.items()
+        }
+        self._had = {key: (min(had_ms, now_ms), name) for key, (had_ms, name) in self._had.items()}
         heard = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
         owned = {place for one in heard.values() if one.state != STOPPED for place in one.assigned}
         self.workers = {

@@ -222,6 +222,7 @@ class Follower:
                     next_prune = time.monotonic() + 600
                     await self._prune(now_ms() - 2 * self._horizon_ms)
                 self._view.fleet.forget_stale_workers(60)
+                self._view.gateways.clock_is(now_ms())
             except PenstockError as error:
                 self._lookup_failure = _public_reason(error)
                 logger.warning("follower.rediscover_failed error=%s", error.code)

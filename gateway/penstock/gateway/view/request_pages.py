@@ -8,25 +8,28 @@ from typing import Any
 
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.request_state import Key
-from penstock.schemas.errors import Overloaded
+from penstock.schemas.errors import InvalidRequest
 
 MOST_TENANTS = 2_000
 """Whose requests one page may hold: the file is asked once for each of them."""
 _TENANTS = """
 WITH RECURSIVE names(tenant) AS (
-  SELECT min(tenant) FROM requests
-  UNION ALL SELECT (SELECT min(tenant) FROM requests WHERE tenant > names.tenant) FROM names WHERE tenant IS NOT NULL)
+  SELECT min(tenant) FROM {rows}
+  UNION ALL SELECT (SELECT min(tenant) FROM {rows} AND tenant > names.tenant) FROM names WHERE tenant IS NOT NULL)
 SELECT tenant FROM names WHERE tenant IS NOT NULL LIMIT ?
 """
+_ALL_ROWS, _LIVE_ROWS = "requests WHERE true", "requests INDEXED BY live WHERE done = 0"
 Place = tuple[int, str, str]
 """(when it was accepted, request_id, tenant): the order of all lists."""
 
 
-def tenants(connection: sqlite3.Connection) -> list[str]:
-    """All that have requests. Raises Overloaded when these are too many for a list of all."""
-    found = [tenant for (tenant,) in connection.execute(_TENANTS, (MOST_TENANTS + 1,))]
+def tenants(connection: sqlite3.Connection, where: RequestFilter) -> list[str]:
+    """All that may have such requests. Raises InvalidRequest when these are too many for a list of all."""
+    query = _TENANTS.format(rows=_LIVE_ROWS if where.live_alone else _ALL_ROWS)
+    found = [tenant for (tenant,) in connection.execute(query, (MOST_TENANTS + 1,))]
     if len(found) > MOST_TENANTS:
-        raise Overloaded(f"a list of all tenants holds {MOST_TENANTS:,} at most: name one")
+        narrower = "name one" if where.live_alone else "name one, or a status of requests that have not ended"
+        raise InvalidRequest(f"a list of all tenants holds {MOST_TENANTS:,} at most: {narrower}", param="tenant")
     return found
 
 

@@ -298,11 +298,11 @@ class Store:
     ) -> list[Entry] | None:
         """One page of the requests of a tenant, or of all, in the order of acceptance, behind the request `after`.
 
-        None if that is unknown, which it is when it is older than two horizons. Raises Overloaded as `tenants`. Blocks;
-        any number of threads may ask.
+        None if that is unknown, which it is when it is older than two horizons. Raises InvalidRequest as `tenants`.
+        Blocks; any number of threads may ask.
         """
         connection = self._page_connection()
-        whose = tenants(connection) if tenant is None else (tenant,)
+        whose = tenants(connection, where) if tenant is None else (tenant,)
         keys = keys_of_page(connection, whose, limit=limit, after=after, newest_first=newest_first, where=where)
         if not keys:
             return keys if keys is None else []

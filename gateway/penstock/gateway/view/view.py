@@ -198,7 +198,7 @@ class View:
 
         Its record is not decoded when it is read.
         """
-        self._now_ms = now_ms()
+        self._now_ms = self.census.read_ms = now_ms()
         key: Key = (request.tenant, request.request_id)
         # An id that this gateway made is known from the topics at most, not from the disk.
         entry = self.entry(key) if is_derived_id(request.request_id) else self.known.of_late(key)
@@ -207,7 +207,7 @@ class View:
         if not entry.content:
             self._on_request(entry, request, origin)
             if origin is not None:
-                self.arrivals.count(origin.append_time_ms)
+                self.arrivals.count(self.census.read_ms)
                 self._positions.put_here(origin)
         return entry
 
@@ -216,9 +216,10 @@ class View:
 
         Raises RegistryUnavailable at a record whose schema is not known yet: `offsets` says how far it came.
         """
-        self._now_ms = now_ms()
-        handlers, positions = self._handlers, self._positions
+        now = self._now_ms = now_ms()
+        handlers, positions, is_old = self._handlers, self._positions, self.known.catching_up
         for message in messages:
+            self.census.read_ms = min(message.timestamp_ms, now) if is_old else now
             tp = (message.topic, message.partition)
             try:
                 handler = handlers.get(message.topic)
@@ -252,7 +253,7 @@ class View:
         origin = origin_of(message)
         if not entry.erased:
             self._on_request(entry, request, origin)
-            self.arrivals.count(message.timestamp_ms)
+            self.arrivals.count(self.census.read_ms)
         elif entry.counts(origin):
             entry.count_from(request, origin)
             self._touch(entry)
@@ -269,7 +270,7 @@ class View:
         self._pools.note(entry)
         if not known:
             urgent = priority_class(entry.priority) != "low"
-            self.tenants.on_request(entry.tenant, entry.conversation_id, entry.accepted_ms, urgent=urgent)
+            self.tenants.on_request(entry.tenant, entry.conversation_id, self.census.read_ms, urgent=urgent)
             self._tell_request(request)
         self._touch(entry)
         self._tell_conversation(entry, before)
@@ -324,9 +325,10 @@ class View:
             status = event.status or "unknown"
             self.outcomes[status] = self.outcomes.get(status, 0) + 1
         if done:
-            self.endings.count(message.timestamp_ms)
+            self.endings.count(self.census.read_ms)
             used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
-            self.tenants.on_outcome(entry.tenant, event.status or "unknown", used, message.timestamp_ms)
+            self.tenants.on_outcome(entry.tenant, event.status or "unknown", self.census.read_ms)
+            self.tenants.on_tokens(entry.tenant, used, min(message.timestamp_ms, self._now_ms))
         if self._hub.has_readers:
             subjects = entry.subjects
             if self._hub.listened(subjects):

@@ -15,8 +15,10 @@ Kind = tuple[str, str | None, str | None]
 MOST_EMPTY = 50
 AGES_MS = 1_000
 """Requests that were accepted within so long of each other are of one age."""
-MOST_EMPTY_LINES = 1_000
-"""Lines in which nothing waits that are kept for their rates."""
+OTHERS: Kind = ("others", None, None)
+"""That of a line for requests beyond the most lines."""
+MOST_LINES, MOST_OF_TENANT = 2_000, 200
+"""Lines of all tenants, and of one: any model may be named on the topics. Shared ones may come on top."""
 SHORT_S = 10
 """Rates that a forecast is made from are means of so long, or of a minute if fewer requests left."""
 
@@ -40,7 +42,7 @@ class WaitCount:
     """A heap of the keys of `ages`."""
     empty: int = 0
     """Ages of which none waits any more."""
-    later: Counter[int] = field(default_factory=Counter[int])
+    later: Counter[int] = field(default_factory=lambda: Counter())
     """By second since the epoch, those that may not start before."""
 
     def add(self, since_ms: int, count: int, *, later: bool) -> None:
@@ -92,7 +94,7 @@ class Line:
     """Requests of one tenant, class and kind that wait."""
 
     waiting: WaitCount = field(default_factory=WaitCount)
-    reasons: Counter[str] = field(default_factory=Counter[str])
+    reasons: Counter[str] = field(default_factory=lambda: Counter())
     """What they wait for, as the newest status of each says."""
     came: Rate = field(default_factory=Rate)
     left: Rate = field(default_factory=Rate)
@@ -105,15 +107,22 @@ class Line:
 
 
 class Lines:
-    """The lines in which something waits, and some in which nothing does."""
+    """The lines in which something waits, and some in which nothing does, which are kept for their rates.
 
-    def __init__(self) -> None:
-        self._lines: dict[LineId, Line] = {}
+    Beyond the most lines, requests share one line for their tenant and class, of the kind `OTHERS`. A line is made
+    only while nothing of its tenant and class waits in the shared one: so a request leaves the line that it came to.
+    """
+
+    def __init__(self, most: int = MOST_LINES, most_of_tenant: int = MOST_OF_TENANT) -> None:
+        self._most, self._most_of_tenant = most, most_of_tenant
+        self._by_tenant: dict[str, dict[LineId, Line]] = {}
+        self._count = 0
         self._empty: dict[LineId, None] = {}
+        """Those in which nothing waits, the one that was emptied first before others."""
 
     def add(self, line_id: LineId, since_ms: int, count: int, *, later: bool, reason: str | None) -> None:
         """As `WaitCount.add`, of requests that wait for one reason."""
-        line = self._lines.get(line_id) or self._new(line_id)
+        line_id, line = self._of(line_id)
         waiting = line.waiting
         if not waiting.requests:
             self._empty.pop(line_id, None)
@@ -125,7 +134,7 @@ class Lines:
 
     def other_reason(self, line_id: LineId, before: str | None, now: str | None) -> None:
         """A request of the line waits for something else."""
-        reasons = self._lines[line_id].reasons
+        reasons = self._of(line_id)[1].reasons
         if before is not None:
             add_to(reasons, before, -1)
         if now is not None:
@@ -134,27 +143,60 @@ class Lines:
     def moved(self, from_id: LineId | None, to_id: LineId | None, time_ms: int) -> None:
         """A request left one line for another. None is no line."""
         if from_id is not None:
-            (self._lines.get(from_id) or self._new(from_id)).left.count(time_ms)
+            self._of(from_id)[1].left.count(time_ms)
         if to_id is not None:
-            (self._lines.get(to_id) or self._new(to_id)).came.count(time_ms)
+            self._of(to_id)[1].came.count(time_ms)
 
     def waiting(self, tenant: str | None = None) -> Iterator[tuple[LineId, Line]]:
         """The lines of one tenant, or all, in which something waits."""
-        for line_id, line in self._lines.items():
-            if line.waiting.requests and tenant in (None, line_id[0]):
-                yield line_id, line
+        for lines in self._by_tenant.values() if tenant is None else (self._by_tenant.get(tenant, {}),):
+            for line_id, line in lines.items():
+                if line.waiting.requests:
+                    yield line_id, line
+
+    def _of(self, line_id: LineId) -> tuple[LineId, Line]:
+        """The line in which such requests wait. It is made when it is new."""
+        tenant, klass, _ = line_id
+        lines, shared_id = self._by_tenant.get(tenant, {}), (tenant, klass, OTHERS)
+        if (line := lines.get(line_id)) is not None:
+            return line_id, line
+        if (shared := lines.get(shared_id)) is not None and shared.waiting.requests:
+            return shared_id, shared
+        if self._has_room(tenant):
+            return line_id, self._new(line_id)
+        return shared_id, lines.get(shared_id) or self._new(shared_id)
+
+    def _has_room(self, tenant: str) -> bool:
+        """For one more line of the tenant. Empty ones make room: its own if it has as many as it may."""
+        lines = self._by_tenant.get(tenant, {})
+        while (has_most := len(lines) >= self._most_of_tenant) or self._count >= self._most:
+            own_empty = (line_id for line_id, line in lines.items() if not line.waiting.requests)
+            empty = next(own_empty if has_most else iter(self._empty), None)
+            if empty is None:
+                return False
+            self._drop(empty)
+        return True
 
     def _new(self, line_id: LineId) -> Line:
-        line = self._lines[line_id] = Line()
-        self._is_empty(line_id)
+        line = self._by_tenant.setdefault(line_id[0], {})[line_id] = Line()
+        self._count += 1
+        self._empty[line_id] = None
         return line
 
     def _is_empty(self, line_id: LineId) -> None:
-        """Nothing waits in it. Of those in which nothing does the oldest is dropped, if there are too many."""
+        """Nothing waits in it any more."""
+        lines = self._by_tenant[line_id[0]]
+        lines[line_id] = lines.pop(line_id)  # behind those that were emptied before
         self._empty[line_id] = None
-        if len(self._empty) > MOST_EMPTY_LINES:
-            oldest = next(iter(self._empty))
-            del self._empty[oldest], self._lines[oldest]
+        while self._count > self._most and self._empty:
+            self._drop(next(iter(self._empty)))
+
+    def _drop(self, line_id: LineId) -> None:
+        lines = self._by_tenant[line_id[0]]
+        del lines[line_id], self._empty[line_id]
+        self._count -= 1
+        if not lines:
+            del self._by_tenant[line_id[0]]
 
 
 K = TypeVar("K", bound=Hashable)

@@ -22,6 +22,7 @@ from penstock.common.group_consumer import Listener, Read
 from penstock.common.log_records import LogRecords
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.common.starting import Starting
 from penstock.common.tasks import set_within
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
@@ -127,7 +128,7 @@ class Dispatcher:
         self._look_at = 0.0
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why no webhook is sent any more."""
-        self.waits_for: str | None = "the broker was not asked yet"
+        self.waits_for: str | None = Starting("the broker was not asked yet")
         listener = Listener(
             on_batch=lambda batch: self._arriving.put_nowait(self._take(batch)),
             on_assigned=self._assigned,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.common.arrivals import Arrivals
-from penstock.common.clock import now_ms
+from penstock.common.clock import steady_ms
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.processors.kafka.record_follower import RecordFollower
@@ -31,7 +31,7 @@ class PeerReports(RecordFollower[WorkerState]):
         self._arrivals.begin(sys.maxsize)
 
         def read(message: RawMessage) -> WorkerState | None:
-            return report_in(message, codec, self._arrivals.heard_ms(message, now_ms()))
+            return report_in(message, codec, self._arrivals.heard_ms(message, steady_ms()))
 
         super().__init__(settings, settings.names.worker, read, loop, on_reports, name="peers")
 

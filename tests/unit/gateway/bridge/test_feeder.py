@@ -23,7 +23,7 @@ from penstock.gateway.bridge.app import run_bridge
 from penstock.gateway.bridge.feeder import QueueFeeder
 from penstock.gateway.bridge.settings import BridgeSection, BridgeSettings
 from penstock.gateway.queues.settings import QueueMergeSection, QueueSection
-from penstock.gateway.side_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from penstock.gateway.side_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, Status
 from penstock.schemas.topics import TP
 from support import wait_until_async
 
@@ -131,6 +131,15 @@ async def test_a_stop_ends_all_and_commits_nothing_also_when_a_message_arrives(w
     _, left = await asyncio.wait({asyncio.create_task(world.feeder.cancel())}, timeout=5)
     assert not left, "it continues"
     assert (world.commits.get(FIRST, 0), world.counted) == (0, [])
+
+
+async def test_a_bridge_that_starts_is_no_fault_and_one_without_its_topic_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    feeder, status = World(monkeypatch).feeder, Status()
+    monkeypatch.setattr(admin, "partition_counts", lambda *_: dict[str, int]())
+    assert status.by(feeder.waits_for) == "starting"
+    feeder.start()
+    await wait_until_async(lambda: status.by(feeder.waits_for) == "unavailable", 5)
+    await feeder.cancel()
 
 
 # -- a bridge as a process

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from kit.records import conversation_message
 from penstock.processors.conversations.cache import LogCache
 from penstock.processors.conversations.log import ConversationLog
-from penstock.schemas.records import ConversationMessage
 
 
 def log(size: int) -> ConversationLog:
     made = ConversationLog("id")
-    message = ConversationMessage(
-        request_id="r", tenant="default", conversation_id="c", direction="in", role="user", content="", created_at=0
-    )
-    made.apply(0, b"k", message, value_bytes=size)
+    made.apply(0, b"k", conversation_message(), value_bytes=size)
     return made
 
 
@@ -40,11 +37,7 @@ def test_a_log_that_grew_is_counted_anew() -> None:
     cache = LogCache(1 << 20)
     grown = log(10)
     cache.put("a", grown)
-    message = ConversationMessage(
-        request_id="r", tenant="default", conversation_id="c", direction="in", index=1, role="user", content="",
-        created_at=0,
-    )  # fmt: skip
-    grown.apply(1, b"k2", message, value_bytes=5_000)
+    grown.apply(1, b"k2", conversation_message(index=1), value_bytes=5_000)
     cache.put("a", grown)
     assert cache.used_bytes == grown.size_bytes
     cache.drop("a")

@@ -59,7 +59,9 @@ async def turns(log: MemoryLog, commands: Commands, holds: Holds) -> Turns:
 
 async def test_a_turn_appends_its_input_once_and_sees_only_its_past(log: MemoryLog, turns: Turns) -> None:
     first, second = request("r1", "a", "b"), request("r2", "c")
-    assert (await take(turns, first)).past.messages == []
+    ahead = await turns.read(first, mine)
+    assert (ahead.answer, ahead.past.messages, log.made) == (None, [], False), "reading makes no topic"
+    assert await turns.begin(first, 1, 0, mine, ahead.mark)
     await turns.finish(answer(first, "A"), mine, "first")
     start = await take(turns, second)
     assert contents(start.past.messages) == ["a", "b", "A"]
@@ -70,46 +72,27 @@ async def test_a_turn_appends_its_input_once_and_sees_only_its_past(log: MemoryL
     assert len(log.records) == 4
 
 
-async def test_reading_ahead_writes_nothing_and_makes_no_topic(log: MemoryLog, turns: Turns) -> None:
-    start = await turns.read(request("r1", "a"), mine)
-    assert (start.answer, start.past.messages) == (None, [])
-    assert not log.made
-    assert await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
-    assert log.keys() == ["r1/in/0/1"]
-
-
-async def test_a_log_that_moved_after_the_read_is_read_again(log: MemoryLog, turns: Turns) -> None:
-    first, second = request("r1", "a"), request("r2", "b")
-    ahead = await turns.read(second, mine)
-    await turn(turns, first, "A")
-    assert not await turns.begin(second, 1, 0, mine, ahead.mark)
-    assert log.keys()[-1] == "r1/out/1", "nothing was appended"
-    again = await turns.read(second, mine)
-    assert contents(again.past.messages) == ["a", "A"]
-    assert await turns.begin(second, 1, 0, mine, again.mark)
-
-
-async def test_an_erasure_after_the_read_is_noticed_and_garbage_repeats_no_preparation(
-    log: MemoryLog, turns: Turns
+@pytest.mark.parametrize(("change", "past"), [("turn", ["a", "A"]), ("erasure", []), ("rival", ["first"])])
+async def test_a_log_that_changes_after_the_read_is_read_again(
+    log: MemoryLog, turns: Turns, change: str, past: list[str]
 ) -> None:
     first, second = request("r1", "a"), request("r2", "b")
-    await take(turns, first)
+    if change == "erasure":
+        await take(turns, first)
     ahead = await turns.read(second, mine)
-    assert await turns.erase("default", "c1", "r1") == 1
+    if change == "turn":
+        await turn(turns, first, "A")
+    elif change == "erasure":
+        assert await turns.erase("default", "c1", "r1") == 1
+    else:
+        log.rivals = input_messages(request("r0", "first"), 1, 0)
     assert not await turns.begin(second, 1, 0, mine, ahead.mark)
+    assert log.keys().count("r2/in/0/1") == int(change == "rival"), "what was seen before appends nothing"
     again = await turns.read(second, mine)
+    assert contents(again.past.messages) == past
     log.records.append((len(log.records), b"?", b"garbage"))
-    assert await turns.begin(second, 1, 0, mine, again.mark)
-
-
-async def test_a_rival_between_read_and_append_is_seen(log: MemoryLog, turns: Turns) -> None:
-    start = await turns.read(request("r1", "a"), mine)
-    log.rivals = input_messages(request("r0", "first"), 1, 0)
-    assert not await turns.begin(request("r1", "a"), 1, 0, mine, start.mark)
-    again = await turns.read(request("r1", "a"), mine)
-    assert contents(again.past.messages) == ["first"]
-    assert await turns.begin(request("r1", "a"), 1, 0, mine, again.mark)
-    assert log.keys() == ["r0/in/0/1", "r1/in/0/1"], "the input is appended once"
+    assert await turns.begin(second, 1, 0, mine, again.mark), "garbage repeats no preparation"
+    assert log.keys().count("r2/in/0/1") == 1
 
 
 @pytest.mark.parametrize("when", ["while the append waited", "after the input"])
@@ -279,25 +262,20 @@ def hold_append(log: MemoryLog) -> tuple[asyncio.Event, asyncio.Event]:
     return waiting, released
 
 
-@pytest.mark.parametrize("exists", [False, True], ids=["no topic", "a recreated topic"])
-async def test_a_cancelled_turn_writes_nothing(log: MemoryLog, turns: Turns, commands: Commands, exists: bool) -> None:
-    if exists:
+@pytest.mark.parametrize("topic", ["none", "recreated", "made now"])
+async def test_a_cancelled_turn_writes_nothing(log: MemoryLog, turns: Turns, commands: Commands, topic: str) -> None:
+    """Its cancel comes after its commands were read; also between that and the creation of the topic."""
+    if topic == "recreated":
         await take(turns, request("r1", "a"))
         log.recreate()
     start = await turns.read(request("r2", "b"), commands.mine)
-    commands.cancelled = True
+    if topic == "made now":
+        log.before["open"] = lambda: setattr(commands, "cancelled", True)
+    else:
+        commands.cancelled = True
     with pytest.raises(LostOwnership):
         await turns.begin(request("r2", "b"), 1, 0, commands.mine, start.mark)
-    assert (log.made, log.records) == (exists, [])
-
-
-async def test_creating_a_topic_reads_the_commands_again(log: MemoryLog, turns: Turns, commands: Commands) -> None:
-    """Between the first reading and the creation the turn can be cancelled and its conversation recreated."""
-    start = await turns.read(request("r1", "a"), commands.mine)
-    log.before["open"] = lambda: setattr(commands, "cancelled", True)
-    with pytest.raises(LostOwnership):
-        await turns.begin(request("r1", "a"), 1, 0, commands.mine, start.mark)
-    assert log.records == []
+    assert (log.made, log.records) == (topic != "none", [])
 
 
 async def test_commands_are_read_once_for_a_topic(turns: Turns, commands: Commands) -> None:

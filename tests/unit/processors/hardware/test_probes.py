@@ -55,8 +55,7 @@ def test_the_limit_of_a_group_at_any_level(groups: Path, base: str, names: tuple
 def test_of_several_groups_the_one_that_has_least_left_counts(groups: Path) -> None:
     limit(groups / "a", V2, 60_000_000, 55_000_000)
     limit(groups / "a" / "b", V2, 50_000_000, 10_000_000)
-    assert cpu.total_bytes() == 50_000_000
-    assert cpu.used_bytes() == 45_000_000, "5 MB are left in all"
+    assert (cpu.total_bytes(), cpu.used_bytes()) == (50_000_000, 45_000_000), "5 MB are left in all"
 
 
 def test_main_memory_tells_what_belongs_to_our_processes_alone() -> None:

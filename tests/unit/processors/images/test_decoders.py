@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import pickle
 import random
@@ -19,6 +18,8 @@ import pytest
 from PIL import Image, ImageCms
 
 from hostile_images import chunk, picture, png
+from kit.pictures import file_of
+from kit.refusals import refused
 from penstock.processors.images.decoders import DecodeLimits, Decoders
 from penstock.processors.images.pictures import opened
 from penstock.schemas.errors import InternalError, InvalidRequest, TooLarge
@@ -34,16 +35,10 @@ async def decoders() -> AsyncGenerator[Decoders]:
     made.close()
 
 
-def encoded(image: Image.Image, format_name: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, format_name, **options)
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize("format_name", ["PNG", "BMP"])
 async def test_pixels_are_those_of_the_image(decoders: Decoders, format_name: str) -> None:
     pixels = random.Random(1).randbytes(40 * 30 * 3)
-    found = await decoders.decode(encoded(Image.frombytes("RGB", (40, 30), pixels), format_name), param=PARAM)
+    found = await decoders.decode(file_of(Image.frombytes("RGB", (40, 30), pixels), format_name), param=PARAM)
     assert (found.width, found.height, found.mode, found.source_format) == (40, 30, "RGB", format_name)
     assert found.pixels == pixels
     assert str(pixels[:20]) not in repr(found)  # logs never show an image
@@ -57,7 +52,7 @@ async def test_pixels_are_those_of_the_image(decoders: Decoders, format_name: st
     ],
 )  # fmt: skip
 async def test_three_modes_come_out(decoders: Decoders, mode: str, format_name: str, expected: str) -> None:
-    data = encoded(Image.new(mode, (8, 4)), format_name)
+    data = file_of(Image.new(mode, (8, 4)), format_name)
     assert (await decoders.decode(data, param=PARAM)).mode == expected
     assert (await decoders.look(data, param=PARAM)).mode == expected
 
@@ -91,7 +86,7 @@ async def test_sixteen_bits_are_scaled_not_cut(decoders: Decoders) -> None:
     image = Image.new("I;16", (3, 1))
     for at, value in enumerate((0, 0x8000, 0xFFFF)):
         image.putpixel((at, 0), value)
-    found = await decoders.decode(encoded(image, "PNG"), param=PARAM)
+    found = await decoders.decode(file_of(image, "PNG"), param=PARAM)
     assert list(found.pixels) == [0, 128, 255]
 
 
@@ -103,7 +98,7 @@ async def test_a_look_tells_the_size_that_decoding_gives(
     exif = Image.Exif()
     exif[0x0112] = orientation
     image = Image.frombytes("RGB", (40, 30), random.Random(1).randbytes(40 * 30 * 3))
-    data = encoded(image, format_name, exif=exif.tobytes())
+    data = file_of(image, format_name, exif=exif.tobytes())
     seen, found = await decoders.look(data, param=PARAM), await decoders.decode(data, param=PARAM)
     assert (seen.width, seen.height, seen.mode) == (found.width, found.height, found.mode)
     assert (seen.source_format, seen.source_sha256) == (found.source_format, found.source_sha256)
@@ -128,7 +123,7 @@ async def test_orientation_is_applied_and_metadata_dropped(decoders: Decoders) -
     exif[0x010F] = "a maker"
     image = Image.new("RGB", (40, 20))
     image.paste((255, 255, 255), (0, 0, 20, 20))
-    found = await decoders.decode(encoded(image, "PNG", exif=exif), param=PARAM)
+    found = await decoders.decode(file_of(image, "PNG", exif=exif), param=PARAM)
     assert (found.width, found.height) == (20, 40)
     assert found.pixels[:3] == b"\xff\xff\xff"  # what was left is above now
     assert found.pixels[-3:] == b"\0\0\0"
@@ -138,7 +133,7 @@ async def test_the_first_frame_counts(decoders: Decoders) -> None:
     frames = [Image.new("RGB", (9, 9), colour) for colour in ("red", "lime", "blue")]
     for format_name in ("GIF", "WEBP", "PNG"):
         options = {"lossless": True} if format_name == "WEBP" else {}
-        data = encoded(frames[0], format_name, save_all=True, append_images=frames[1:], **options)
+        data = file_of(frames[0], format_name, save_all=True, append_images=frames[1:], **options)
         found = await decoders.decode(data, param=PARAM)
         assert found.pixels[:3] == b"\xff\0\0", format_name
 
@@ -146,25 +141,24 @@ async def test_the_first_frame_counts(decoders: Decoders) -> None:
 async def test_colours_of_a_profile_come_out_in_srgb(decoders: Decoders) -> None:
     image = Image.new("RGB", (4, 4), (200, 30, 30))
     lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
-    plain = await decoders.decode(encoded(image, "PNG", icc_profile=lab), param=PARAM)
+    plain = await decoders.decode(file_of(image, "PNG", icc_profile=lab), param=PARAM)
     assert max(abs(a - b) for a, b in zip(plain.pixels[:3], (200, 30, 30), strict=True)) <= 1
-    broken = await decoders.decode(encoded(image, "PNG", icc_profile=b"no profile at all"), param=PARAM)
+    broken = await decoders.decode(file_of(image, "PNG", icc_profile=b"no profile at all"), param=PARAM)
     assert tuple(broken.pixels[:3]) == (200, 30, 30)  # a broken profile is no reason to refuse the image
 
 
 async def test_sides_and_pixels_have_limits(decoders: Decoders) -> None:
     for size, word in (((3_001, 2), "a side may have 3000"), ((1_500, 1_400), "2000000 pixels")):
-        with pytest.raises(TooLarge, match=word) as caught:
-            await decoders.decode(encoded(Image.new("L", size), "PNG"), param=PARAM)
-        assert caught.value.param == PARAM
+        with refused(TooLarge, word, param=PARAM):
+            await decoders.decode(file_of(Image.new("L", size), "PNG"), param=PARAM)
     assert decoders.deaths == 0
 
 
 async def test_a_format_that_is_not_accepted_is_named(decoders: Decoders) -> None:
     with pytest.raises(InvalidRequest, match="TIFF image; accepted are PNG, JPEG"):
-        await decoders.decode(encoded(Image.new("L", (4, 4)), "TIFF"), param=PARAM)
+        await decoders.decode(file_of(Image.new("L", (4, 4)), "TIFF"), param=PARAM)
     with closing(Decoders(DecodeLimits(formats=("TIFF",)))) as tolerant:
-        found = await tolerant.decode(encoded(Image.new("L", (4, 4)), "TIFF"), param=PARAM)
+        found = await tolerant.decode(file_of(Image.new("L", (4, 4)), "TIFF"), param=PARAM)
         assert found.source_format == "TIFF"
 
 
@@ -214,7 +208,7 @@ async def test_a_decoder_that_is_killed_at_work_fails_its_image_alone() -> None:
 
 async def test_memory_is_limited_by_the_kernel() -> None:
     with closing(Decoders(DecodeLimits(max_pixels=100_000_000, memory_bytes=220 << 20), processes=1)) as decoders:
-        big = encoded(Image.new("RGB", (6_000, 6_000)), "PNG", compress_level=1)  # 108 MB of pixels
+        big = file_of(Image.new("RGB", (6_000, 6_000)), "PNG", compress_level=1)  # 108 MB of pixels
         with pytest.raises(InvalidRequest, match=r"too much memory|ended its decoder"):
             await decoders.decode(big, param=PARAM)
         assert (await decoders.decode(picture(random.Random(4)), param=PARAM)).pixels

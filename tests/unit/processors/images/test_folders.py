@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.refusals import refused
 from penstock.processors.images.folders import ImageFolders
 from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge
@@ -75,9 +76,8 @@ OUTSIDE = "lies in no folder that images may come from"
     ],
 )
 def test_all_else_is_refused_with_its_reason(inside: Path, path: str, words: str) -> None:
-    with pytest.raises((InvalidRequest, TooLarge), match=words) as caught:
+    with refused((InvalidRequest, TooLarge), words, param=PARAM):
         read(inside, f"file://{path}")
-    assert caught.value.param == PARAM
 
 
 def test_a_link_that_is_exchanged_after_it_was_looked_at_is_not_followed(
@@ -96,9 +96,6 @@ def test_without_folders_no_file_is_read() -> None:
 def test_folders_are_a_list_or_a_table() -> None:
     assert ImagesSection.model_validate({"folders": ["/data/in"]}).folders == {"/data/in": Path("/data/in")}
     assert ImagesSection.model_validate({"folders": {"/data/in": "/srv"}}).folders == {"/data/in": Path("/srv")}
-    for wrong in (["data"], ["/"], ["/data/../etc"]):
-        with pytest.raises(ValueError, match="absolute path"):
-            ImagesSection.model_validate({"folders": wrong})
 
 
 def test_the_innermost_folder_holds_a_path(inside: Path) -> None:
@@ -106,7 +103,9 @@ def test_the_innermost_folder_holds_a_path(inside: Path) -> None:
     assert folders.read("file:///data/sub/x.png", param=PARAM) == b"x.png"
 
 
-@pytest.mark.parametrize("folders", [{"/in": "/"}, {"/in": "photos"}, {"/in": "/a/../.."}, {"in": "/a"}])
-def test_a_folder_is_an_absolute_path_below_the_root(folders: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "folders", [["data"], ["/"], ["/data/../etc"], {"/in": "/"}, {"/in": "photos"}, {"/in": "/a/../.."}, {"in": "/a"}]
+)
+def test_a_folder_is_an_absolute_path_below_the_root(folders: list[str] | dict[str, str]) -> None:
     with pytest.raises(ValueError, match="absolute path"):
         ImagesSection.model_validate({"folders": folders})

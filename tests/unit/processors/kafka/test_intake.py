@@ -8,21 +8,33 @@ from typing import Any
 
 import pytest
 
+from kit.records import CODEC, status
 from penstock.processors.kafka.intake import CLOCKS_DIFFER_MS, Intake, Poison, Taken, origin_header
-from penstock.schemas.codec import SCHEMA_IDS, default_codec
+from penstock.schemas.codec import SCHEMA_IDS
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.labels import Labels, labels_of
-from penstock.schemas.records import InferenceRequest, Origin, StatusEvent
+from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.topics import HEADER_ATTEMPT, TopicNames, partition_for
 
 NAMES = TopicNames()
 PARTITIONS = dict.fromkeys(NAMES.request_topics(), 4)
 TOPIC = NAMES.request("text_generation", 9)
 APPEND_MS = 1_700_000_000_123
+SCHEMA_HEADER = [("__value_schema_id", b"\x01" + bytes(16))]
+
+
+def intake() -> Intake:
+    return Intake(CODEC, NAMES, PARTITIONS)
 
 
 def read(value: bytes | None, *, partition: int = 0, headers: Any = (), topic: str = TOPIC) -> Taken | Poison:
-    return Intake(default_codec(), NAMES, PARTITIONS).read(topic, partition, 7, APPEND_MS, headers, value)
+    return intake().read(topic, partition, 7, APPEND_MS, headers, value)
+
+
+def poison(value: bytes | None, **options: Any) -> Poison:
+    found = read(value, **options)
+    assert isinstance(found, Poison)
+    return found
 
 
 def taken(value: bytes | None, **options: Any) -> Taken:
@@ -37,7 +49,7 @@ def request(**fields: Any) -> InferenceRequest:
 
 
 def test_avro_and_json_are_read() -> None:
-    avro = taken(default_codec().encode(request(ttl_ms=500)))
+    avro = taken(CODEC.encode(request(ttl_ms=500)))
     assert avro.request.request_id == "r1"
     assert avro.deadline_ms == APPEND_MS + 500
     assert avro.klass == "low"
@@ -45,17 +57,8 @@ def test_avro_and_json_are_read() -> None:
     assert json_form.request.payload["prompt"] == "hello"
     assert json_form.request.request_id == derived_request_id(TOPIC, 0, 7, APPEND_MS)
     assert json_form.klass == "low", "the topic decides the class of text"
-
-
-def test_an_embedding_takes_its_class_from_the_record() -> None:
-    value = b'{"task": "embedding", "payload": {"input": "x"}, "priority": 1}'
-    assert taken(value, topic=NAMES.request("embedding", 1)).klass == "high"
-
-
-STATUS = StatusEvent(
-    request_id="r", tenant="default", status="queued", done=False, rank=10, attempt=1, epoch=1,
-    origin=Origin(topic="t", partition=0, offset=0, append_time_ms=0), worker_id="w", created_at=0,
-)  # fmt: skip
+    vectors = b'{"task": "embedding", "payload": {"input": "x"}, "priority": 1}'
+    assert taken(vectors, topic=NAMES.request("embedding", 1)).klass == "high", "the record decides that of embeddings"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ STATUS = StatusEvent(
         (None, "wrong_magic"),
         (b"\x00\x50\x4e\xff\xffabc", "unknown_schema"),
         (b"\x00\x50\x4e\x00\x00\x02", "bad_avro"),
-        (default_codec().encode(STATUS), "bad_avro"),
+        (CODEC.encode(status()), "bad_avro"),
         (b'{"task": "text_generation", "payload": ', "bad_json"),
         (b'{"task": ' + b"[" * 100_000, "bad_json"),
         (b'{"task": "embedding", "user_id": ' + b"9" * 5_000 + b"}", "invalid"),
@@ -77,39 +80,34 @@ STATUS = StatusEvent(
     ],
 )
 def test_poison_names_its_reason(value: bytes | None, code: str) -> None:
-    found = read(value)
-    assert isinstance(found, Poison)
-    assert found.reason.code == code
+    assert poison(value).reason.code == code
 
 
 @pytest.mark.parametrize(
     ("value", "whose"),
     [
-        (default_codec().encode(request(tenant="acme"))[5:], ("r1", "acme")),
+        (CODEC.encode(request(tenant="acme"))[5:], ("r1", "acme")),
         (b"\x02\xff", (None, None)),
     ],
 )
 def test_a_schema_id_in_a_header_is_named_and_who_waits_hears_of_it(
     value: bytes | None, whose: tuple[str | None, str | None]
 ) -> None:
-    found = read(value, headers=[("__value_schema_id", b"\x01" + bytes(16))])
-    assert isinstance(found, Poison)
+    found = poison(value, headers=SCHEMA_HEADER)
     assert (found.reason.code, found.request_id, found.tenant) == ("wrong_magic", *whose)
     assert "__value_schema_id" in found.reason.message
     assert "schema.id.serializer" in found.reason.message
 
 
 def test_what_names_its_schema_in_the_value_or_needs_none_is_read_beside_such_a_header() -> None:
-    header = [("__value_schema_id", b"\x01" + bytes(16))]
-    assert taken(default_codec().encode(request()), headers=header).request.request_id == "r1"
-    assert taken(b'{"task": "embedding", "payload": {"input": "x"}}', headers=header).error is None
+    assert taken(CODEC.encode(request()), headers=SCHEMA_HEADER).request.request_id == "r1"
+    assert taken(b'{"task": "embedding", "payload": {"input": "x"}}', headers=SCHEMA_HEADER).error is None
 
 
 @pytest.mark.parametrize(("url", "known"), [("http://x", "http://x"), ("ftp://x", None), (5, None)])
 def test_an_invalid_request_says_whose_it_is_and_who_is_to_be_called_back(url: object, known: str | None) -> None:
     body = {"request_id": "mine", "tenant": "acme", "task": "text_generation", "payload": {"prompt": 5}}
-    found = read(json.dumps({**body, "callback_url": url}).encode())
-    assert isinstance(found, Poison)
+    found = poison(json.dumps({**body, "callback_url": url}).encode())
     assert (found.request_id, found.tenant, found.callback_url) == ("mine", "acme", known)
 
 
@@ -128,9 +126,8 @@ def test_a_request_that_only_begins_as_one_says_whose_it_is(
     schema_id: int, request_id: str, tenant: str, code: str, known: tuple[str | None, str | None]
 ) -> None:
     """All versions of a request begin alike, with its id and tenant."""
-    whole = default_codec().encode(replace(request(tenant=tenant), request_id=request_id))
-    found = read(b"\0" + schema_id.to_bytes(4, "big") + whole[5:-3])
-    assert isinstance(found, Poison)
+    whole = CODEC.encode(replace(request(tenant=tenant), request_id=request_id))
+    found = poison(b"\0" + schema_id.to_bytes(4, "big") + whole[5:-3])
     assert (found.reason.code, (found.request_id, found.tenant)) == (code, known)
 
 
@@ -143,46 +140,28 @@ def test_what_is_not_built_fails_at_once() -> None:
 
 def test_headers_give_attempt_and_origin() -> None:
     first = Origin(topic="a/b", partition=3, offset=99, append_time_ms=5)
-    found = taken(default_codec().encode(request()), headers=[(HEADER_ATTEMPT, b"2"), origin_header(first)])
+    found = taken(CODEC.encode(request()), headers=[(HEADER_ATTEMPT, b"2"), origin_header(first)])
     assert (found.attempt, found.origin) == (2, first)
 
 
-def test_a_conversation_belongs_on_the_partition_of_its_key() -> None:
+@pytest.mark.parametrize(("task", "line"), [("text_generation", "acme.c1"), ("summarization", None)])
+def test_a_conversation_belongs_on_the_partition_of_its_key(task: str, line: str | None) -> None:
+    """A summary goes there too, and holds up no turn."""
     home = partition_for(b"acme.c1", 4)
-    value = default_codec().encode(request(tenant="acme", conversation_id="c1"))
-    assert taken(value, partition=home).belongs_on is None
-    away = taken(value, partition=(home + 1) % 4)
-    assert away.belongs_on == home
-    assert away.line == "acme.c1"
-
-
-def test_a_summary_goes_where_its_conversation_is_and_holds_up_no_turn() -> None:
-    home = partition_for(b"acme.c1", 4)
-    asked = InferenceRequest(
-        request_id="s", task="summarization", tenant="acme", conversation_id="c1", created_at=0, summarization={}
-    )
-    found = taken(default_codec().encode(asked), partition=(home + 1) % 4)
-    assert (found.belongs_on, found.line, found.error) == (home, None, None)
+    fields: dict[str, Any] = {} if task == "text_generation" else {"text_generation": None, "summarization": {}}
+    asked = replace(request(tenant="acme", conversation_id="c1", **fields), task=task)
+    assert taken(CODEC.encode(asked), partition=home).belongs_on is None
+    away = taken(CODEC.encode(asked), partition=(home + 1) % 4)
+    assert (away.belongs_on, away.line, away.error) == (home, line, None)
 
 
 @pytest.mark.parametrize("request_id", ["\ud800", "x" * 900_000, "", 7.5, None, "a b", "a\nb"])
 @pytest.mark.parametrize("spoil", [{"payload": {"prompt": 5}}, {"unknown": 1}], ids=["invalid", "unsupported"])
 def test_an_id_that_cannot_be_published_is_replaced(request_id: Any, spoil: dict[str, Any]) -> None:
-    body = {
-        "request_id": request_id,
-        "tenant": "\udfff",
-        "task": "text_generation",
-        "payload": {"prompt": "x"},
-        **spoil,
-    }
-    found = read(json.dumps(body).encode())
-    name, tenant = (
-        (found.request_id, found.tenant)
-        if isinstance(found, Poison)
-        else (found.request.request_id, found.request.tenant)
-    )
-    assert name == derived_request_id(TOPIC, 0, 7, APPEND_MS)
-    assert tenant == "default"
+    body = {"request_id": request_id, "tenant": "\udfff", "task": "text_generation", "payload": {"prompt": "x"}}
+    found = read(json.dumps({**body, **spoil}).encode())
+    named = found if isinstance(found, Poison) else found.request
+    assert (named.request_id, named.tenant) == (derived_request_id(TOPIC, 0, 7, APPEND_MS), "default")
 
 
 NAMED = {"userId": "u", "session_id": "s", "correlationId": "k", "prompt": "x"}
@@ -199,8 +178,7 @@ def test_what_is_no_request_keeps_its_labels(spoil: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("odd", ["\ud800", "x" * 201, "", 7.5, None, ["k"]])
 def test_labels_that_cannot_be_published_are_left_out(odd: Any) -> None:
-    found = read(json.dumps({**NAMED, "userId": odd, "correlationId": odd, "payload": 5}).encode())
-    assert isinstance(found, Poison)
+    found = poison(json.dumps({**NAMED, "userId": odd, "correlationId": odd, "payload": 5}).encode())
     assert found.labels == Labels(None, "s", None)
     long = request(user_id="x" * 100_000, text_generation={"prompt": "x"}, metadata={"correlation_id": "y" * 10_000})
     assert labels_of(long) == Labels()
@@ -210,8 +188,7 @@ def test_an_avro_record_with_an_unusable_id_has_none() -> None:
     spoiled = InferenceRequest(
         request_id="x" * 100_000, tenant="A", task="text_generation", created_at=0, text_generation={"prompt": "x"}
     )
-    found = read(default_codec().encode(spoiled))
-    assert isinstance(found, Poison)
+    found = poison(CODEC.encode(spoiled))
     assert (found.request_id, found.tenant) == (None, "default")
 
 
@@ -221,7 +198,7 @@ def test_an_avro_record_with_an_unusable_id_has_none() -> None:
 )
 def test_headers_that_make_no_sense_are_not_believed(attempt: bytes, origin: bytes) -> None:
     headers = [(HEADER_ATTEMPT, attempt), ("penstock-origin", origin)]
-    found = taken(default_codec().encode(request()), headers=headers)
+    found = taken(CODEC.encode(request()), headers=headers)
     assert found.attempt == 1
     assert (found.origin.topic, found.origin.offset) == (TOPIC, 7)
 
@@ -231,8 +208,7 @@ def test_a_fault_of_ours_is_poison_and_not_the_end_of_the_worker(monkeypatch: py
         raise KeyError("a secret prompt")
 
     monkeypatch.setattr("penstock.processors.kafka.intake.validate_request", broken)
-    found = read(default_codec().encode(request()))
-    assert isinstance(found, Poison)
+    found = poison(CODEC.encode(request()))
     assert found.reason.code == "internal"
     assert "secret" not in str(found.reason)
 
@@ -255,12 +231,8 @@ def test_what_a_request_costs_its_tenant(task: str, payload: dict[str, Any], cos
 
 LINE = next(line for line in map(str, range(1000)) if partition_for(line.encode(), 8) >= 4)
 OLD, NEW = partition_for(LINE.encode(), 4), partition_for(LINE.encode(), 8)
-TURN = default_codec().encode(request(conversation_id=LINE))
+TURN = CODEC.encode(request(conversation_id=LINE))
 EIGHT = dict.fromkeys(PARTITIONS, 8)
-
-
-def intake() -> Intake:
-    return Intake(default_codec(), NAMES, PARTITIONS)
 
 
 def belongs_on(of: Intake, partition: int, append_ms: int = APPEND_MS, *, moved: bool = False) -> int | None:
@@ -274,14 +246,13 @@ def belongs_on(of: Intake, partition: int, append_ms: int = APPEND_MS, *, moved:
 def test_partitions_that_are_added_are_learned() -> None:
     of = intake()
     assert belongs_on(of, OLD) is None
+    assert belongs_on(of, NEW) is None, "who put it on a partition that is not known yet knew where it belongs"
+    of.learn_partitions({}, APPEND_MS)
+    assert belongs_on(of, OLD) is None, "a topic that the broker does not name keeps its count"
+    assert belongs_on(of, (OLD + 1) % 4) == OLD
     of.learn_partitions(EIGHT, APPEND_MS)
     assert belongs_on(of, OLD) == NEW
     assert belongs_on(of, NEW) is None
-
-
-def test_a_record_on_a_partition_that_is_not_known_yet_is_taken_where_it_is() -> None:
-    """Who put it there knew more partitions than this worker, and knew where it belongs."""
-    assert belongs_on(intake(), NEW) is None
 
 
 def test_a_record_that_was_moved_is_moved_again_by_counts_that_are_surely_newer() -> None:
@@ -292,13 +263,6 @@ def test_a_record_that_was_moved_is_moved_again_by_counts_that_are_surely_newer(
     assert belongs_on(of, OLD, moved=True) is None
     of.learn_partitions(EIGHT, APPEND_MS + CLOCKS_DIFFER_MS + 1)
     assert belongs_on(of, OLD, moved=True) == NEW
-
-
-def test_a_topic_that_the_broker_does_not_name_keeps_its_count() -> None:
-    of = intake()
-    of.learn_partitions({}, APPEND_MS)
-    assert belongs_on(of, OLD) is None
-    assert belongs_on(of, (OLD + 1) % 4) == OLD
 
 
 @pytest.mark.parametrize("start", range(8))

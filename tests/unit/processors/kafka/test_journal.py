@@ -14,10 +14,14 @@ from penstock.schemas.records import Attempt, AttemptError
 KEY = ("topic", 0, 7)
 
 
-def run_and_die(path: Path) -> None:
-    journal = CrashJournal(path)
-    journal.started(KEY, "r1")
-    journal.flush()
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def journal(path: Path) -> CrashJournal:
+    return CrashJournal(path)
 
 
 @pytest.mark.parametrize(
@@ -34,26 +38,36 @@ def run_and_die(path: Path) -> None:
         (["started flush", "started flush ended flush", "forget_deaths flush"], 0),
     ],
 )
-def test_deaths_that_the_next_life_reads(tmp_path: Path, lives: list[str], deaths: int) -> None:
+def test_deaths_that_the_next_life_reads(path: Path, lives: list[str], deaths: int) -> None:
     """Each life is the calls of its journal in order. Only an outcome (`forget_deaths`) ends the count."""
     for life in lives:
-        journal = CrashJournal(tmp_path / "journal")
+        journal = CrashJournal(path)
         for call in life.split():
             getattr(journal, call)(*((KEY, "r1") if call in ("started", "ended", "forget_deaths") else ()))
         assert "forget_deaths" not in life or journal.deaths(KEY, "r1") == 0
-    journal = CrashJournal(tmp_path / "journal")
+    journal = CrashJournal(path)
     assert journal.deaths(KEY, "r1") == deaths
     assert journal.deaths(KEY, "another request at this offset") == 0
 
 
-def test_a_cut_line_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    run_and_die(path)
-    with path.open("a") as file:
-        file.write("S topic 0 9 r9\nF topi")
+@pytest.mark.parametrize(
+    ("text", "deaths"),
+    [
+        ("S topic 0 7 a\nS topic 0 9 c\nF topi", [1, 0, 1]),  # cut
+        ("S topic 0 7 a\nS topic 0 8 b\nE topic 0 8 b\nA topic 0 7 {cut\n", [1, 0, 0]),
+        # of an older version
+        (
+            "D topic 0 7 2 a\nS topic 0 7 a\nS topic 0 8 b\nF topic 0 8 b\n"
+            "S topic 0 9 c\nF topic 0 9 c\nD topic 0 9 4 c\n",
+            [3, 0, 4],
+        ),
+    ],
+)
+def test_files_that_a_death_cut_or_that_older_releases_wrote(path: Path, text: str, deaths: list[int]) -> None:
+    path.write_text(text)
     journal = CrashJournal(path)
-    assert journal.deaths(KEY, "r1") == 1
-    assert journal.deaths(("topic", 0, 9), "r9") == 1
+    assert [journal.deaths(("topic", 0, 7 + n), name) for n, name in enumerate("abc")] == deaths
+    assert len(journal.attempts(KEY, "a").attempts) == 1
 
 
 def live_long(journal: CrashJournal, runs: int) -> None:
@@ -65,10 +79,11 @@ def live_long(journal: CrashJournal, runs: int) -> None:
         journal.flush()
 
 
-def test_a_long_life_compacts_its_file_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_life_compacts_its_file_now_and_then(
+    path: Path, journal: CrashJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journals, "_COMPACT_AT_BYTES", 10_000)
-    path, rewritten, replace = tmp_path / "journal", list[Path](), Path.replace
-    journal = CrashJournal(path)
+    rewritten, replace = list[Path](), Path.replace
     monkeypatch.setattr(Path, "replace", lambda self, target: [rewritten.append(self), replace(self, target)][1])
     journal.started(KEY, "r1")
     live_long(journal, 1_000)
@@ -77,10 +92,10 @@ def test_a_long_life_compacts_its_file_now_and_then(tmp_path: Path, monkeypatch:
     assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
-def test_a_file_that_cannot_be_replaced_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_replaced_is_written_on(
+    tmp_path: Path, path: Path, journal: CrashJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journals, "_COMPACT_AT_BYTES", 10_000)
-    path = tmp_path / "journal"
-    journal = CrashJournal(path)
     with monkeypatch.context() as broken:
         broken.setattr(Path, "replace", refuse)
         live_long(journal, 200)
@@ -93,23 +108,20 @@ def test_a_file_that_cannot_be_replaced_is_written_on(tmp_path: Path, monkeypatc
 
 
 def test_more_lines_than_a_dead_disk_may_hold_up_are_written_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, journal: CrashJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journals, "_MOST_LINES", 3)
-    journal = CrashJournal(tmp_path / "journal")
     journal.started(KEY, "r1")
     failed = Attempt(attempt=1, worker_id="w 1", error=AttemptError(code="overloaded", message="a full server"))
     for number in range(10):
         journal.attempt_ended(("topic", 0, number), "r2", failed)
     journal.flush()
-    again = CrashJournal(tmp_path / "journal")
+    again = CrashJournal(path)
     assert again.deaths(KEY, "r1") == 1
     assert all(again.attempts(("topic", 0, number), "r2") is not None for number in range(10))
 
 
-def test_what_ran_and_ended_between_two_flushes_is_never_written(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    journal = CrashJournal(path)
+def test_what_ran_and_ended_between_two_flushes_is_never_written(path: Path, journal: CrashJournal) -> None:
     for offset in range(1000):
         journal.started(("topic", 0, offset), "r")
         journal.ended(("topic", 0, offset), "r")
@@ -117,18 +129,9 @@ def test_what_ran_and_ended_between_two_flushes_is_never_written(tmp_path: Path)
     assert path.stat().st_size == 0
 
 
-def test_an_older_version_s_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    path.write_text(
-        "D topic 0 1 2 a\nS topic 0 1 a\nS topic 0 2 b\nF topic 0 2 b\nS topic 0 3 c\nF topic 0 3 c\nD topic 0 3 4 c\n"
-    )
-    journal = CrashJournal(path)
-    assert [journal.deaths(("topic", 0, n), r) for n, r in ((1, "a"), (2, "b"), (3, "c"))] == [3, 0, 4]
-
-
-def test_a_disk_that_refuses_ends_no_worker_and_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "journal"
-    journal = CrashJournal(path)
+def test_a_disk_that_refuses_ends_no_worker_and_is_made_up_for(
+    path: Path, journal: CrashJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as full:
         full.setattr(os, "write", refuse)
         journal.started(KEY, "r1")
@@ -137,9 +140,9 @@ def test_a_disk_that_refuses_ends_no_worker_and_is_made_up_for(tmp_path: Path, m
     assert CrashJournal(path).deaths(KEY, "r1") == 1
 
 
-def test_a_write_that_took_half_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "journal"
-    journal = CrashJournal(path)
+def test_a_write_that_took_half_is_continued(
+    path: Path, journal: CrashJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
     journal.started(KEY, "r1")
@@ -153,9 +156,8 @@ def refuse(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-def test_the_attempts_of_a_request_go_on_from_life_to_life(tmp_path: Path) -> None:
+def test_the_attempts_of_a_request_go_on_from_life_to_life(path: Path) -> None:
     """What failed, with its words; what died, with what is known: which worker, and since when."""
-    path = tmp_path / "journal"
     journal = CrashJournal(path, "w 1")
     journal.started(KEY, "r1", 1)
     journal.flush()
@@ -176,12 +178,3 @@ def test_the_attempts_of_a_request_go_on_from_life_to_life(tmp_path: Path) -> No
     life.forget_deaths(KEY, "r1")
     life.flush()
     assert CrashJournal(path).attempts(KEY, "r1") is None
-
-
-def test_a_journal_of_an_earlier_release_counts_its_deaths(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    path.write_text("S topic 0 7 r1\nS topic 0 8 r2\nE topic 0 8 r2\nA topic 0 7 {cut\n")
-    journal = CrashJournal(path)
-    assert (journal.deaths(KEY, "r1"), journal.deaths(("topic", 0, 8), "r2")) == (1, 0)
-    history = journal.attempts(KEY, "r1")
-    assert len(history.attempts) == 1

@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from penstock.processors.core.commit import donemap
 from penstock.processors.kafka.batches import TP, Committed
-from penstock.processors.kafka.lost_logs import Extent, LostLogs, OnLostLog, extents, reach_of, start_in
+from penstock.processors.kafka.lost_logs import Extent, LostLogs, OnLostLog
 
 A, B = ("t", 0), ("t", 1)
 
@@ -62,56 +62,42 @@ def assigned(
     return found, counted
 
 
-def test_a_log_reached_what_its_commit_says() -> None:
-    assert reach_of((7, "")) == 7
-    assert reach_of((7, donemap.encode(7, [(9, 12), (20, 21)]))) == 21
-    assert reach_of((7, donemap.encode(8, [(9, 12)]))) == 7, "a map of another offset says nothing"
-
-
+@pytest.mark.parametrize("choice", ["beginning", "end"])
 @pytest.mark.parametrize(
-    ("committed", "extent", "beginning", "end"),
+    ("committed", "log", "beginning", "end"),
     [
-        (100, Extent(0, 5), 0, 5),
-        (100, Extent(0, 0), 0, 0),
-        (100, Extent(3, 200), 3, 100),  # it has grown again beyond the commit
-        (100, Extent(110, 200), 110, 110),
+        ((100, donemap.encode(100, [(102, 104)])), Extent(2, 5), 2, 5),
+        ((100, ""), Extent(0, 0), 0, 0),
+        ((40, donemap.encode(40, [(45, 60)])), Extent(0, 50), 0, 40),  # its map speaks of records that are gone
+        ((100, donemap.encode(100, [(250, 300)])), Extent(110, 200), 110, 110),
     ],
 )
-def test_where_reading_begins(committed: int, extent: Extent, beginning: int, end: int) -> None:
-    assert start_in(committed, extent, "beginning") == beginning
-    assert start_in(committed, extent, "end") == end
-
-
-@pytest.mark.parametrize(("choice", "start"), [("beginning", 2), ("end", 5)])
 def test_a_truncated_log_gets_a_lower_commit_without_its_map(
-    choice: OnLostLog, start: int, caplog: pytest.LogCaptureFixture
+    committed: Committed, log: Extent, beginning: int, end: int, choice: OnLostLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kafka = FakeConsumer({A: Extent(2, 5), B: Extent(0, 9)})
-    committed = {A: (100, donemap.encode(100, [(102, 104)])), B: (7, donemap.encode(7, [(8, 9)]))}
+    kafka, whole = FakeConsumer({A: log, B: Extent(0, 9)}), (7, donemap.encode(7, [(8, 9)]))
     with caplog.at_level(logging.ERROR):
-        found, counted = assigned(kafka, committed, choice)
-    assert found == {A: (start, ""), B: committed[B]}
+        found, counted = assigned(kafka, {A: committed, B: whole}, choice)
+    start = beginning if choice == "beginning" else end
+    assert found == {A: (start, ""), B: whole}
     assert kafka.commits == [{A: (start, "")}]
     assert counted == ["log_truncated"]
     assert assigned(kafka, found, choice) == (found, []), "the next assignment does not find it again"
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        f"group.log_truncated topic=t partition=0 committed=100 log_end=5 begins={start} on_lost_log={choice}"
+        f"group.log_truncated topic=t partition=0 committed={committed[0]} log_end={log.end} begins={start}"
+        f" on_lost_log={choice}"
     ]
 
 
-def test_a_map_that_reaches_beyond_the_log_speaks_of_records_that_are_gone() -> None:
-    kafka = FakeConsumer({A: Extent(0, 50)})
-    found, counted = assigned(kafka, {A: (40, donemap.encode(40, [(45, 60)]))}, "end")
-    assert found == {A: (40, "")}
-    assert kafka.commits == [found]
-    assert counted == ["log_truncated"]
+OTHER_MAP = donemap.encode(101, [(103, 120)])
 
 
+@pytest.mark.parametrize("done", ["", OTHER_MAP], ids=["", "a map of another offset says nothing"])
 @pytest.mark.parametrize("log", [Extent(0, 100), Extent(0, 101), Extent(100, 100), Extent(120, 130), None])
-def test_nothing_is_changed_otherwise(log: Extent | None) -> None:
+def test_nothing_is_changed_otherwise(log: Extent | None, done: str) -> None:
     """A log that begins behind the commit is told when it is fetched; a leader that is away is not waited for."""
     kafka = FakeConsumer({A: log})
-    assert assigned(kafka, {A: (100, "")}) == ({A: (100, "")}, [])
+    assert assigned(kafka, {A: (100, done)}) == ({A: (100, done)}, [])
     assert kafka.commits == []
 
 
@@ -125,7 +111,7 @@ COMMITTED_SINCE: Heard = [("position_refused", A, (90, "")), ("has_read", A, 120
 @pytest.mark.parametrize(
     ("heard", "log", "committed", "begins"),
     [
-        pytest.param(REFUSED, Extent(0, 150), 100, 0, id="it grew again before the next assignment"),
+        pytest.param(REFUSED, Extent(3, 150), 100, 3, id="it grew again before the next assignment"),
         pytest.param(REFUSED, Extent(0, 150), 20, 20, id="another member has mended it"),
         pytest.param(REFUSED, Extent(110, 150), 100, 100, id="retention deleted its beginning"),
         pytest.param(REFUSED_AFTER_THE_LOSS, Extent(0, 150), 100, 0, id="the refusal is heard after the loss"),
@@ -180,8 +166,3 @@ def test_it_is_looked_at_twice() -> None:
 def test_an_assignment_that_is_over_is_given_up_and_nothing_is_said() -> None:
     kafka = FakeConsumer({A: Extent(0, 5)}, refused=KafkaError.ILLEGAL_GENERATION)
     assert assigned(kafka, {A: (100, "")}) == (None, [])
-
-
-def test_extents_are_known_of_those_whose_leaders_answer() -> None:
-    assert extents(FakeConsumer({A: Extent(1, 2), B: None}), [A, B]) == {A: Extent(1, 2)}
-    assert extents(FakeConsumer({}), []) == {}

@@ -13,6 +13,12 @@ from penstock.processors.kafka.batches import TP
 from penstock.processors.kafka.offsets import commit_results, committed_or_start
 
 A, B = ("t", 0), ("t", 1)
+GENERATION_IS_OVER = (
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.GROUP_ID_NOT_FOUND,
+)
 NONE = -1001
 
 
@@ -97,37 +103,30 @@ def test_an_offset_that_is_neither_an_offset_nor_none_is_asked_again(strange: in
     assert committed_or_start(kafka, [A], patient()) == {A: (9, "")}
 
 
-def test_it_ends_unknown_when_told_to() -> None:
-    assert committed_or_start(FakeConsumer([KafkaError._TIMED_OUT]), [A], patient(5)) is None
-    none = [[partition(A, NONE)]]
-    assert committed_or_start(FakeConsumer(none, [KafkaError._TIMED_OUT]), [A], patient(5)) is None
-    kafka = FakeConsumer(none, [[partition(A, 3)]], [KafkaError._TIMED_OUT])
-    assert committed_or_start(kafka, [A], patient(5)) is None
+TIMED_OUT, TAKEN = KafkaError._TIMED_OUT, ()
+NO_COMMIT, START = [partition(A, NONE)], [partition(A, 3)]
 
 
 @pytest.mark.parametrize(
-    "over",
+    ("committed", "starts", "commits", "found", "tries"),
     [
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.GROUP_ID_NOT_FOUND,
+        (TIMED_OUT, [TAKEN], [TAKEN], None, 0),
+        (NO_COMMIT, [TIMED_OUT], [TAKEN], None, 0),
+        (NO_COMMIT, [START], [TIMED_OUT], None, 3),
+        (NO_COMMIT, [START], [KafkaError.NOT_COORDINATOR, TAKEN], {A: (3, "")}, 2),
+        *((NO_COMMIT, [START], [over], None, 1) for over in GENERATION_IS_OVER),
     ],
 )
-def test_a_generation_that_is_over_is_given_up(over: int) -> None:
-    kafka = FakeConsumer([[partition(A, NONE)]], [[partition(A, 3)]], [over])
-    assert committed_or_start(kafka, [A], patient()) is None
-    assert kafka.asked.count("commits") == 1
-
-
-def test_a_start_that_was_not_taken_is_committed_again() -> None:
-    kafka = FakeConsumer([[partition(A, NONE)]], [[partition(A, 3)]], [KafkaError.NOT_COORDINATOR, ()])
-    assert committed_or_start(kafka, [A], patient()) == {A: (3, "")}
-    assert kafka.asked.count("commits") == 2
+def test_a_start_is_committed_until_it_is_taken_or_nobody_waits_or_the_generation_is_over(
+    committed: Any, starts: Sequence[Any], commits: Sequence[Any], found: Any, tries: int
+) -> None:
+    kafka = FakeConsumer([committed], starts, commits)
+    assert committed_or_start(kafka, [A], patient(3)) == found
+    assert kafka.asked.count("commits") == tries
 
 
 def test_an_error_of_the_whole_leaves_nothing_surely_taken() -> None:
     offsets = {A: (1, ""), B: (2, "")}
     answer: Any = [partition(A, 1), partition(B, 2, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))]
-    assert commit_results(offsets, KafkaError(KafkaError._TIMED_OUT), answer) == {A: False, B: False}
+    assert commit_results(offsets, KafkaError(TIMED_OUT), answer) == {A: False, B: False}
     assert commit_results(offsets, None, answer) == {A: True, B: False}

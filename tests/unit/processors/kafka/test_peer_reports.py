@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kit.records import CODEC, NAMES, gateway_state, worker
+from penstock.common.clock import steady_ms
 from penstock.common.reader import RawMessage
 from penstock.processors.core.peers import Peers
 from penstock.processors.kafka.peer_reports import report_in
@@ -23,6 +26,12 @@ def test_workers_whose_clocks_differ_know_one_another() -> None:
         peers.reported([report])
     assert {one.worker_id for one in peers.running} == off_ms.keys()
     assert peers.now_ms == NOW
+
+
+def test_a_clock_that_is_set_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = steady_ms()
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+    assert before <= steady_ms() < before + 60_000
 
 
 def test_reports_of_gateways_and_tombstones_are_passed_over() -> None:

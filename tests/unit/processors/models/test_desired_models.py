@@ -7,6 +7,8 @@ from collections.abc import Set
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
 from penstock.common.desired import DesiredRecord
 from penstock.common.model_entry import parse_entry
 from penstock.processors.models.desired_models import NO_UNLOAD, DesiredModels
@@ -35,8 +37,13 @@ class Topic:
         self.record(key_of(state), state)
 
     def record(self, key: str, state: DesiredState | None) -> None:
-        self.desired.on_records([DesiredRecord(key, state, self._next)])
+        self._last = DesiredRecord(key, state, self._next)
         self._next += 1
+        self.again()
+
+    def again(self) -> None:
+        """Hands over the newest record."""
+        self.desired.on_records([self._last])
 
     def made_anew(self, topic_id: str) -> None:
         self.desired.on_topic(topic_id)
@@ -68,19 +75,14 @@ class Topic:
         return [model.id for model in self.desired.models]
 
 
-def test_a_model_is_loaded_pinned_and_paused() -> None:
+def test_a_model_is_loaded_pinned_and_paused_until_a_tombstone_takes_the_order_back() -> None:
     topic = Topic("a", "b")
     topic.order("a", loaded=True, pinned=True, paused=True)
-    assert topic.calls == [("model", "a", True), ("a", True, True)]
+    for name in ("a", "zzz"):
+        topic.record(f"model/{name}", None)
+    ordered, back = [("model", "a", True), ("a", True, True)], [("model", "a", False), ("a", None, None)]
+    assert topic.calls == ordered + back
     assert not topic.target.configure.called, "the models are as they were"
-
-
-def test_a_tombstone_takes_an_order_back() -> None:
-    topic = Topic("a")
-    topic.order("a", loaded=True, paused=True)
-    topic.record("model/a", None)
-    topic.record("model/zzz", None)
-    assert topic.calls[2:] == [("model", "a", False), ("a", None, None)]
 
 
 def test_models_come_change_and_go() -> None:
@@ -151,34 +153,38 @@ def test_entries_that_cannot_be_served_are_passed_over() -> None:
 # -- revisions
 
 
-def test_the_revision_of_an_unload_stays_while_other_orders_follow() -> None:
-    topic = Topic("a", "b")
-    topic.order("b")  # offset 0
-    topic.order("a", "unload", loaded=False)
-    topic.order("a", "pause", loaded=False, paused=True)
-    topic.order("a", "resume", loaded=False)
-    assert topic.unload_revisions == [NO_UNLOAD, 1, 1, 1]
-    topic.order("a", "unload", loaded=False)
-    assert topic.unload_revisions[-1] == 4, "ordered once more, it is meant once more"
+TO_A: dict[str, dict[str, Any]] = {
+    "unload": {"loaded": False},
+    "pause": {"loaded": False, "paused": True},
+    "resume": {"loaded": False},
+    "pin": {"loaded": False},
+    "load": {"loaded": True},
+}
 
 
-def test_the_revision_of_an_unload_begins_anew_after_a_load_and_after_a_tombstone() -> None:
-    topic = Topic("a")
-    topic.order("a", "unload", loaded=False)
-    topic.order("a", "load", loaded=True)
-    topic.order("a", "pause", loaded=False, paused=True)
-    assert topic.unload_revisions == [0, NO_UNLOAD, 2]
-    topic.record("model/a", None)
-    topic.order("a", "pin", loaded=False)
-    assert topic.unload_revisions[-1] == 4
-
-
-def test_a_record_that_comes_twice_means_one_unload() -> None:
-    topic = Topic("a")
-    state = DesiredState(kind="model", name="a", action="unload", created_at=1, loaded=False)
-    for _ in range(2):
-        topic.desired.on_records([DesiredRecord("model/a", state, 7)])
-    assert topic.unload_revisions == [7, 7]
+@pytest.mark.parametrize(
+    ("orders", "revisions"),
+    [
+        ("other unload pause resume unload", [NO_UNLOAD, 1, 1, 1, 4]),  # ordered once more, it is meant once more
+        ("unload load pause", [0, NO_UNLOAD, 2]),
+        ("unload tombstone pin", [0, NO_UNLOAD, 2]),
+        ("other unload again", [NO_UNLOAD, 1, 1]),  # one record that comes twice
+        ("other unload topic other unload", [NO_UNLOAD, 1, NO_UNLOAD, 3]),  # above all of the former topic
+    ],
+)
+def test_the_revision_of_an_unload(orders: str, revisions: list[int]) -> None:
+    topic = Topic("a", "other")
+    topic.made_anew("one")
+    for order in orders.split():
+        if order == "tombstone":
+            topic.record("model/a", None)
+        elif order == "topic":
+            topic.made_anew("two")
+        elif order == "again":
+            topic.again()
+        else:
+            topic.order("other" if order == "other" else "a", order, **TO_A.get(order, {}))
+    assert topic.unload_revisions == revisions
 
 
 def test_what_was_followed_is_observed_whatever_it_was() -> None:
@@ -211,15 +217,3 @@ def test_the_topic_made_anew_is_observed_from_its_first_offset() -> None:
     topic.made_anew("two")
     topic.order("a", loaded=True)
     assert seen == [("one", None), ("one", 0), ("one", 1), ("one", 2), ("two", None), ("two", 0)]
-
-
-def test_an_unload_in_the_topic_made_anew_is_another_order_than_one_of_the_same_offset() -> None:
-    topic = Topic("a")
-    topic.made_anew("one")
-    topic.order("b")
-    topic.order("a", "unload", loaded=False)
-    topic.made_anew("two")
-    topic.order("b")
-    topic.order("a", "unload", loaded=False)
-    first, second = (one for one in topic.unload_revisions if one != NO_UNLOAD)
-    assert second > first

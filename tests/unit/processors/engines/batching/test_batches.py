@@ -18,6 +18,7 @@ from penstock.processors.engines.batching import batches
 from penstock.processors.engines.batching.alike import AlikeBatches
 from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.limit import GROW_AFTER, BatchLimit
+from penstock.processors.engines.batching.turns import PATIENCE_S, turn_of
 from penstock.schemas.errors import EngineFailed
 from support import wait_until_async
 
@@ -236,3 +237,57 @@ def test_alike_items_are_taken_up_to_the_weight_and_at_least_one() -> None:
     waiting.drop(lambda item: item.name == "a")
     assert [item.name for item in waiting.take(3)] == ["b"]
     assert len(waiting) == 0
+
+
+def test_who_is_more_urgent_is_first_unless_the_other_came_long_before() -> None:
+    low = turn_of(8, 100.0)
+    assert turn_of(2, 100.0 + 5 * PATIENCE_S) < low
+    assert turn_of(2, 100.0 + 7 * PATIENCE_S) > low
+    assert turn_of(8, 100.1) > low
+    assert turn_of(2, 100.0 + 9 * PATIENCE_S) > turn_of(1_000, 100.0), "the least urgent do not wait for ever"
+
+
+def test_an_urgent_image_is_in_the_next_batch_with_those_that_are_like_it() -> None:
+    batches: AlikeBatches[str] = AlikeBatches(lambda item: item.split()[1])
+    for number in range(10):
+        batches.add(f"low {'xy'[number % 2]} {number}", turn_of(8, 100.0 + number))
+    batches.add("urgent y", turn_of(1, 110.0))
+    assert batches.take(2) == ["urgent y", "low y 1"]
+    assert batches.take(2) == ["low x 0", "low x 2"]
+
+
+# -- the size of batches
+
+
+def well(limit: BatchLimit, batches: int) -> int:
+    return sum(limit.went_well() for _ in range(batches))
+
+
+def test_it_is_halved_down_to_the_least() -> None:
+    limit = BatchLimit(10, 2)
+    assert [limit.halve() for _ in range(4)] == [True, True, False, False]
+    assert limit.size == 2
+
+
+def test_what_was_in_use_is_halved_not_what_was_allowed() -> None:
+    limit = BatchLimit(64)
+    assert limit.halve(6)
+    assert limit.size == 3
+    assert BatchLimit(4, 32).size == 4, "a least that is larger than the largest changes nothing"
+
+
+def test_it_grows_again_after_many_that_went_well_and_later_each_time() -> None:
+    limit = BatchLimit(8)
+    assert well(limit, 10 * GROW_AFTER) == 0
+    limit.halve()
+    assert well(limit, GROW_AFTER - 1) == 0
+    assert well(limit, 1) == 1
+    assert limit.size == 8
+    limit.halve()
+    assert well(limit, 2 * GROW_AFTER - 1) == 0
+    assert well(limit, 1) == 1
+    limit.halve(8)
+    limit.halve()
+    assert limit.size == 2
+    assert well(limit, 8 * GROW_AFTER) == 1, "one step at a time"
+    assert limit.size == 4

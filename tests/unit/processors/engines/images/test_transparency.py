@@ -7,6 +7,7 @@ import io
 import pytest
 from PIL import Image
 
+from kit.refusals import refused
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.image_messages import with_images
 from penstock.processors.images.decoded import DecodedImage
@@ -48,9 +49,8 @@ def test_a_mask_changes_the_image_where_it_is_transparent_or_white(mask: Image.I
     ],
 )
 def test_a_mask_that_says_nothing_of_this_image_is_refused(mask: Image.Image, message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message) as refused:
+    with refused(InvalidRequest, message, param="payload.mask"):
         mask_in_grey(mask, Image.new("RGB", SIZE))
-    assert refused.value.param == "payload.mask"
 
 
 def test_a_model_sees_transparent_pixels_white() -> None:

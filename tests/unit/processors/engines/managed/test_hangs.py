@@ -1,4 +1,4 @@
-"""A managed server that hangs while it loads, and a keeper that hangs when it is to end its server."""
+"""A managed server that hangs while it loads, one that SIGKILL does not end, and a keeper that hangs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.processors.engines.base import EngineState
+from penstock.processors.engines.managed import engine as engine_module
 from penstock.processors.engines.managed import server_process
 from penstock.processors.engines.managed.engine import ManagedEngine
 from penstock.processors.engines.managed.server_process import tree
@@ -118,3 +119,37 @@ async def test_a_stopped_keeper_is_killed_with_its_server(
     assert engine.left_pid is None
     assert "managed.keeper_hangs" in caplog.text
     assert "engine.does_not_end" not in caplog.text
+
+
+async def test_a_server_that_sigkill_does_not_end_is_dead_all_the_same(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in (
+        (engine_module, "CHECK_S"),
+        (engine_module, "PROBE_TIMEOUT_S"),
+        (server_process, "KEEPER_WITHIN_S"),
+        (server_process, "DEAD_WITHIN_S"),
+    ):
+        monkeypatch.setattr(module, name, 0.3)
+    monkeypatch.setattr(server_process, "kill_all", lambda processes: None)
+    codes: list[int] = []
+    command = [sys.executable, "-m", "http.server", "--bind", "{host}", "{port}"]
+    engine = make(*command, health="/", silent_s=2)
+    engine.on_died = codes.append
+    await engine.start()
+    keeper = engine.pid
+    assert keeper is not None
+    stopped = [one.pid for one in tree(keeper)]  # as if the kernel held them in a call of a driver
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        await wait_until_async(lambda: codes)
+        assert (codes, engine.state, engine.left_pid) == ([-1], EngineState.DEAD, keeper)
+        await engine.stop()  # does not wait for it longer
+        assert engine.left_pid == keeper
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    await wait_until_async(lambda: engine.left_pid is None)
+    assert codes == [-1], "told once"
+    assert tree(keeper) == []

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
+from kit import engines as kit
 from kit.engines import Handler, Server, Sink, run, serving, sse, start
 from kit.records import outcome
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec, TurnedAway, refuse_unsupported
@@ -40,9 +41,7 @@ def spec(number: int = 1, task: str = "text_generation", **fields: Any) -> RunSp
 
 
 async def served(answer: httpx.Response | Handler, asked: RunSpec | None = None, **options: Any) -> tuple[Sink, Any]:
-    """One run on a server of its own: its sink and its outcome."""
-    async with serving(Server(answer), **options) as engine:
-        return await run(engine, asked or spec())
+    return await kit.served(Server(answer), asked or spec(), **options)
 
 
 async def test_chat_streams_and_passes_parameters_and_extra_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from kit.engines import Server, run, serving
+from kit.engines import Server, run, served, serving
+from kit.pictures import decoded, file_of
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec
 from penstock.processors.engines.remote import images
 from penstock.processors.images.answered import AnsweredImages
@@ -32,22 +33,12 @@ TAKES = {
 }
 
 
-def file_of(image: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    data = io.BytesIO()
-    image.save(data, format, **options)
-    return data.getvalue()
-
-
 def b64(size: tuple[int, int] = (16, 8), format: str = "PNG") -> dict[str, str]:
     return {"b64_json": base64.b64encode(file_of(Image.new("RGB", size, RED), format)).decode()}
 
 
 def made(*items: dict[str, Any], **fields: Any) -> httpx.Response:
     return httpx.Response(200, json={"created": 1, "data": list(items), **fields})
-
-
-def decoded(image: Image.Image, source_format: str = "PNG") -> DecodedImage:
-    return DecodedImage(*image.size, image.mode, image.tobytes(), source_format, "0" * 64)
 
 
 def asked(task: str = "image_generation", *, images: dict[str, DecodedImage] | None = None, **payload: Any) -> RunSpec:
@@ -116,8 +107,10 @@ async def test_a_file_has_the_form_that_was_asked_for_and_nothing_else_that_the_
     exif = Image.Exif()
     exif[0x010E] = "secret of the server"
     data = file_of(Image.new("RGB", (16, 8), RED), "JPEG", exif=exif)
-    async with serving(lambda _: made({"b64_json": base64.b64encode(data).decode()})) as engine:
-        _, found = await run(engine, asked(output=OutputSpec(format="webp", quality=80, facts=False)))
+    _, found = await served(
+        lambda _: made({"b64_json": base64.b64encode(data).decode()}),
+        asked(output=OutputSpec(format="webp", quality=80, facts=False)),
+    )
     (image,) = found.output["images"]
     assert (Image.open(io.BytesIO(image["data"])).format, image["media_type"]) == ("WEBP", "image/webp")
     assert b"secret" not in image["data"]
@@ -223,8 +216,7 @@ async def test_an_answer_that_cannot_be_taken_is_no_output_and_is_not_asked_for_
     answer: httpx.Response, fields: dict[str, Any], code: str, says: str | None
 ) -> None:
     """`says` is None if the server may take it at another time."""
-    async with serving(lambda _: answer, image_fields=TAKES) as engine:
-        _, found = await run(engine, asked(**fields))
+    _, found = await served(lambda _: answer, asked(**fields), image_fields=TAKES)
     assert isinstance(found, RunFailed), found
     assert (found.error.code, found.retryable_here) == (code, says is None)
     if says is not None:
@@ -251,8 +243,7 @@ async def test_an_image_that_is_not_fetched_is_fetched_again_and_not_drawn_again
     monkeypatch.setattr(AnsweredImages, "decoded", away)
     monkeypatch.setattr(images, "FETCHED_AGAIN_S", (0.0, 0.0))
     server = Server(made({"url": "http://server/x.png"}))
-    async with serving(server) as engine:
-        _, found = await run(engine, asked())
+    _, found = await served(server, asked())
     assert (len(fetches), len(server.requests)) == (3, posts)
     assert isinstance(found, Finished if fails < 3 else RunFailed)
     if isinstance(found, RunFailed):
@@ -260,8 +251,7 @@ async def test_an_image_that_is_not_fetched_is_fetched_again_and_not_drawn_again
 
 
 async def test_a_prompt_that_is_too_long_for_exif_costs_the_file_only_this_fact() -> None:
-    async with serving(lambda _: made(b64())) as engine:
-        _, found = await run(engine, asked(prompt="a" * 70_000, output=OutputSpec(format="jpeg")))
+    _, found = await served(lambda _: made(b64()), asked(prompt="a" * 70_000, output=OutputSpec(format="jpeg")))
     assert isinstance(found, Finished), found
     facts = Image.open(io.BytesIO(found.output["images"][0]["data"])).getexif()[0x010E]
     assert json.loads(facts) == {"model": "m"}
