@@ -202,7 +202,7 @@ class Connecting:
                 codecs.blocking,
                 partial(own_state, self._context, follower),
             )
-            view.gateways.reports_as(reporter.id, now_ms(), lambda: reporter.is_refused)
+            view.gateways.reports_as(reporter.id, reporter.started_at, lambda: reporter.is_refused)
             reporter.start()
             stack.push_async_callback(self._stop_reports, reporter)
             errands = BackgroundTasks()

@@ -69,6 +69,10 @@ class Reporter:
         return self._fixed["id"]
 
     @property
+    def started_at(self) -> int:
+        return self._fixed["started_at"]
+
+    @property
     def is_refused(self) -> bool:
         """Whether this process may not write reports, by Kafka's last answer."""
         return self._refused == Forbidden.code

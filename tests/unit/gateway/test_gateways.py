@@ -107,12 +107,13 @@ def test_nobody_is_silent_while_this_gateway_hears_nothing_nor_until_all_had_tim
     """The partition's leader changes, or this gateway's disk is full, or its host was suspended."""
     known, refused = gateway.view.gateways, [False]
 
-    def hears(at_ms: int) -> None:
-        known.on_record(gateway.message(REPORTS, gateway_state(), key=b"gateway/gateway-h-1"), at_ms)
+    def hears(at_ms: int, started_at: int = NOW) -> None:
+        state = gateway_state(started_at=started_at)
+        known.on_record(gateway.message(REPORTS, state, key=b"gateway/gateway-h-1"), at_ms)
 
     assert known.judged_ms(NOW) == NOW, "it does not report yet"
     known.reports_as("gateway-h-1", NOW, lambda: refused[0])
-    hears(NOW - 600_000)
+    hears(NOW - 600_000, started_at=1)
     assert known.judged_ms(NOW + 100) == NOW + 100, "that was a predecessor"
     for ms in range(0, 9_000, 2_000):
         hears(NOW + ms)
@@ -126,6 +127,27 @@ def test_nobody_is_silent_while_this_gateway_hears_nothing_nor_until_all_had_tim
     assert known.judged_ms(back + 2_001) == back + 2_001
     refused[0] = True
     assert known.judged_ms(back + 60_000) == back + 60_000
+
+
+@pytest.mark.parametrize("own_id", [None, "bridge-h-1"])
+def test_two_processes_of_one_id_are_two_and_one_that_was_started_again_is_one(
+    gateway: ViewGateway, own_id: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two hosts have one name, or a process listens at another address with the same port."""
+    one, other = (gateway_state("bridge-h-1", pid=pid, started_at=pid) for pid in (7, 9))
+    if own_id is not None:
+        gateway.view.gateways.reports_as(own_id, 7, lambda: False)
+    read(gateway, "bridge-h-1", gateway_state("bridge-h-1", pid=5))
+    for _ in range(3):
+        read(gateway, "bridge-h-1", one)
+        read(gateway, "bridge-h-1", other)
+    first, second = gateway.view.gateways.known(1_000)
+    assert {first.id, second.id} == {"bridge-h-1", "bridge-h-1-9" if own_id else "bridge-h-1-7"}
+    assert {first.pid, second.pid} == {7, 9}
+    assert caplog.text.count("gateways.same_id") == 1
+    read(gateway, "bridge-h-1", None)
+    read(gateway, "bridge-h-1", other)
+    assert known(gateway, 1_000) == ["bridge-h-1"]
 
 
 def test_a_clock_that_is_set_back_does_not_keep_the_dead_alive(

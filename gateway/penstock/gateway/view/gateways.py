@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,8 @@ from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError, RegistryUnavailable
 from penstock.schemas.records import GatewayState
 from penstock.schemas.topics import GATEWAY_KEY
+
+logger = logging.getLogger(__name__)
 
 REPORT_S = 2.0
 """Each process reports so often."""
@@ -25,6 +28,9 @@ MISSED_MS = 3_600_000
 MOST = 1_000
 """Processes that are remembered; then those go of which nothing was heard for longest."""
 
+Process = tuple[str, int, int]
+"""(id, pid, when it was started)"""
+
 
 class Gateways:
     """Fed with the records of the worker topic that are not of workers. On the event loop."""
@@ -34,22 +40,24 @@ class Gateways:
         self._states: dict[str, GatewayState] = {}
         self.own_id: str | None = None
         """Under which this gateway reports. It knows more of itself than its reports say."""
-        self._began_ms = 0
+        self._started_at = 0
         self._is_refused: Callable[[], bool] = lambda: False
         self._own_heard = deque[int](maxlen=2)
+        self._replaced: dict[str, Process] = {}
+        """By id, the process whose place was taken. If it reports again, there are two."""
+        self._twins: dict[Process, str] = {}
+        """Those that another one of the same id is beside, and what they are called."""
 
-    def reports_as(self, own_id: str, now_ms: int, is_refused: Callable[[], bool]) -> None:
+    def reports_as(self, own_id: str, started_at: int, is_refused: Callable[[], bool]) -> None:
         """This gateway begins to report under that id. While `is_refused`, it may not, and hears none of its own."""
-        self.own_id, self._began_ms, self._is_refused = own_id, now_ms, is_refused
-        self._own_heard.append(now_ms)
+        self.own_id, self._started_at, self._is_refused = own_id, started_at, is_refused
+        self._own_heard.append(started_at)
 
     def on_record(self, message: RawMessage, heard_ms: int) -> None:
         """A report, or the tombstone of a process that stopped in order. `heard_ms`: see `Arrivals`."""
         gateway_id = (message.key or b"").decode(errors="replace").removeprefix(GATEWAY_KEY)
-        if gateway_id == self.own_id:
-            self._own_heard.append(max(heard_ms, self._began_ms))  # a predecessor's are older
         if message.value is None:
-            self._states.pop(gateway_id, None)
+            self._forget(gateway_id)
             return
         try:
             state = self._codec.decode(message.value, GatewayState)
@@ -57,10 +65,37 @@ class Gateways:
             if gateway_id not in self._states:
                 return
             state = self._states[gateway_id]
-        self._states.pop(gateway_id, None)
-        self._states[gateway_id] = replace(state, id=gateway_id, reported_at=heard_ms)
+        state = replace(state, reported_at=heard_ms)
+        name = self._name(gateway_id, state)
+        self._states.pop(name, None)
+        self._states[name] = replace(state, id=name)
         if len(self._states) > MOST:
-            del self._states[next(iter(self._states))]
+            self._forget(next(iter(self._states)))
+
+    def _name(self, gateway_id: str, state: GatewayState) -> str:
+        """Its id; with its pid, if another process goes on reporting under that id: two hosts have one name."""
+        process, known = (gateway_id, state.pid, state.started_at), self._states.get(gateway_id)
+        if gateway_id == self.own_id and state.started_at == self._started_at:
+            self._own_heard.append(state.reported_at)
+            return gateway_id
+        if process in self._twins:
+            return self._twins[process]
+        if known is None or (gateway_id, known.pid, known.started_at) == process:
+            return gateway_id
+        beside_own = gateway_id == self.own_id and known.started_at == self._started_at
+        if not beside_own and self._replaced.get(gateway_id) != process:
+            self._replaced[gateway_id] = gateway_id, known.pid, known.started_at
+            return gateway_id
+        twin = self._twins[process] = f"{gateway_id}-{state.pid}"
+        logger.warning("gateways.same_id id=%s listed_as=%s: two processes report under one id", gateway_id, twin)
+        return twin
+
+    def _forget(self, gateway_id: str) -> None:
+        """One that goes on under that id reports again."""
+        self._states.pop(gateway_id, None)
+        self._replaced.pop(gateway_id, None)
+        for process in [one for one in self._twins if one[0] == gateway_id]:
+            self._states.pop(self._twins.pop(process), None)
 
     def judged_ms(self, now_ms: int) -> int:
         """The moment as of which others are silent: the present, if this gateway hears its own reports.
