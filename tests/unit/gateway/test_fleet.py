@@ -182,3 +182,49 @@ def test_what_a_worker_had_loaded_is_unloaded_when_it_stops_or_starts_anew(last:
     fleet = fed(said("w1", chat(), ago_ms=20), said("w2", chat(), ago_ms=15), said("w1", ago_ms=10, **last))
     assert events(fleet) == [("unloaded", "m", reason)]
     assert events(fed(said("w1", chat(), **last))) == [], "when it was loaded is not known"
+
+
+def forgotten(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, at_ms: int) -> None:
+    """Workers that were silent for a minute are, if others have their partitions."""
+    monkeypatch.setattr("penstock.gateway.view.fleet.time.time", lambda: at_ms / 1000)
+    fleet.forget_stale_workers(60)
+
+
+def hear(fleet: Fleet, report: WorkerState, heard_ms: int) -> None:
+    message: Any = SimpleNamespace(key=None, value=CODEC.encode(report))
+    fleet.on_worker(message, heard_ms)
+
+
+def test_what_a_worker_had_loaded_that_was_killed_and_forgotten_is_unloaded_at_its_last_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its own clock, as its other events are: here it is ahead."""
+    fleet = fed(said("w2", OTHER))
+    ahead_ms = NOW + 500_000
+    hear(fleet, said("w1", model_state("m", "loading", device="cpu"), updated_at=ahead_ms - 1_000), NOW - 71_000)
+    hear(fleet, said("w1", chat(), updated_at=ahead_ms), NOW - 70_000)
+    for _ in range(2):
+        forgotten(fleet, monkeypatch, NOW)
+    assert events(fleet) == [("loaded", "m", None), ("unloaded", "m", "worker_lost")]
+    lost = fleet.model_events.newest()[0]
+    assert (lost.at_ms, lost.worker_id) == (ahead_ms, "w1")
+    hear(fleet, said("w1", chat(), updated_at=ahead_ms + 80_000), NOW + 10_000)
+    assert events(fleet)[2:] == [("loaded", "m", None)], "it was alive: this gateway had not heard of it"
+
+
+def test_what_a_worker_had_loaded_is_unloaded_when_its_record_is_taken_away() -> None:
+    assert events(fed(said("w1", chat()), "w1")) == [("unloaded", "m", "worker_lost")]
+    assert events(fed(said("w1", chat(), ago_ms=20), said("w1", chat(), ago_ms=10, state="stopped"), "w1")) == [
+        ("unloaded", "m", "worker_stopped")
+    ]
+
+
+def test_two_processes_with_one_id_write_one_restart() -> None:
+    reports = [said("w1", chat(), ago_ms=1_000 - at, started_at=1 + at % 2) for at in range(100)]
+    assert events(fed(*reports)) == [("unloaded", "m", "worker_restarted"), ("loaded", "m", None)]
+
+
+def test_a_worker_counts_that_starts_with_its_clock_set_back() -> None:
+    fleet = fed(said("w1", chat(), started_at=5_000))
+    hear(fleet, said("w1", started_at=10, updated_at=20), NOW + 70_000)
+    assert events(fleet) == [("unloaded", "m", "worker_restarted")]

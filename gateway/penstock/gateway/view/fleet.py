@@ -63,9 +63,10 @@ class Fleet:
             worker_id = (message.key or b"").decode(errors="replace")
             self.workers = {name: state for name, state in self.workers.items() if name != worker_id}
             self._gone |= {worker_id}
+            self.model_events.on_lost(worker_id)
             return None
         state = self._codec.decode(message.value, WorkerState)
-        self.model_events.on_report(self.workers.get(state.worker_id), state)
+        self.model_events.on_report(state, heard_ms)
         self.workers = {**self.workers, state.worker_id: replace(state, updated_at=heard_ms)}
         self._gone = self._gone | {state.worker_id} if state.state == STOPPED else self._gone - {state.worker_id}
         here = (heard_ms, state.worker_id)
@@ -87,12 +88,15 @@ class Fleet:
         self._had = {key: (min(had_ms, now_ms), name) for key, (had_ms, name) in self._had.items()}
         heard = {name: state for name, state in self.workers.items() if state.updated_at >= limit}
         owned = {place for one in heard.values() if one.state != STOPPED for place in one.assigned}
+        before = self.workers
         self.workers = {
             name: state
-            for name, state in self.workers.items()
+            for name, state in before.items()
             if name in heard
             or (state.state != STOPPED and state.updated_at >= longest and not owned.issuperset(state.assigned))
         }
+        for name in before.keys() - self.workers.keys():
+            self.model_events.on_lost(name)
         self._gone &= {name for _, name in self._had.values()} | {one.worker_id for one in self.models.values()}
 
     def known(self, now_ms: int, late_ms: int) -> KnownModels:

@@ -9,7 +9,9 @@ from typing import Any
 from penstock.schemas.records import ModelState, WorkerState
 from penstock.schemas.times import rfc3339
 
-MOST_EVENTS = 1_000
+MOST_EVENTS, MOST_WORKERS = 1_000, 10_000
+SILENT_MS = 60_000
+"""After so long without a report of the newest process of a worker an earlier start counts: clocks are set back."""
 LOADED = ("ready", "draining")
 ENDING = ("unloading", "absent")
 STOPPED = "stopped"
@@ -45,9 +47,15 @@ class ModelEvents:
 
     def __init__(self) -> None:
         self._events: deque[ModelEvent] = deque(maxlen=MOST_EVENTS)
+        self._last: dict[str, tuple[WorkerState, int]] = {}
+        """The last report of each worker, and when it was heard. What has ended is left out. The oldest is first."""
 
-    def on_report(self, before: WorkerState | None, now: WorkerState) -> None:
-        """Two reports of one worker that follow each other."""
+    def on_report(self, now: WorkerState, heard_ms: int) -> None:
+        """The report as the worker wrote it. Of two processes with one id the one counts that started last."""
+        before, before_ms = self._last.get(now.worker_id, (None, 0))
+        if before is not None and now.started_at < before.started_at and heard_ms - before_ms < SILENT_MS:
+            return
+        self._keep(replace(now, models=[]) if now.state == STOPPED else now, heard_ms)
         if before is None:
             return
         was = {(one.model, one.replica): one for one in before.models}
@@ -68,9 +76,24 @@ class ModelEvents:
                 cause = state.cause if event == "failed" else None
                 self._events.append(replace(made, device=device, load_seconds=load_seconds, cause=cause))
 
+    def on_lost(self, worker_id: str) -> None:
+        """Nothing was heard of the worker for long, or its record was taken away."""
+        if (last := self._last.get(worker_id)) is not None:
+            state, heard_ms = last
+            was = {(one.model, one.replica): one for one in state.models}
+            self._ended(state, was, state.updated_at, "worker_lost")
+            self._keep(replace(state, models=[]), heard_ms)
+
     def newest(self) -> list[ModelEvent]:
         """The newest first, by the times of the reports."""
-        return sorted(self._events, key=lambda one: (one.at_ms, one.worker_id, one.model, one.replica), reverse=True)
+        told = reversed(self._events)
+        return sorted(told, key=lambda one: (one.at_ms, one.worker_id, one.model, one.replica), reverse=True)
+
+    def _keep(self, state: WorkerState, heard_ms: int) -> None:
+        self._last.pop(state.worker_id, None)
+        self._last[state.worker_id] = (state, heard_ms)
+        if len(self._last) > MOST_WORKERS:
+            del self._last[next(iter(self._last))]
 
     def _ended(self, worker: WorkerState, was: dict[Place, ModelState], at_ms: int, reason: str) -> None:
         for place, state in was.items():
