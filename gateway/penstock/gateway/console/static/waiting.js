@@ -4,6 +4,8 @@ import {REASONS} from "./requests.js";
 
 const POLL_MS = 4000;
 const NEAR = 0.9;
+/** The task of the line that requests of a tenant share beyond its first 200 lines. */
+const OTHERS = "others";
 const SHOWN_TENANTS = 12;
 const rate = (per_s) => `${per_s >= 10 ? count(Math.round(per_s)) : Number(per_s.toPrecision(2))}/s`;
 const percent = (part) => `${part > 0 && part < 0.01 ? "<\u00a01" : Math.round(100 * part)}\u00a0%`;
@@ -23,10 +25,11 @@ export function Waiting({may}) {
 
 function cells(line, all) {
   const {tenant, task, model, pool, depth, oldest_age_s: age_s, rates, reasons} = line;
-  const named = {...all && {tenant}, class: line.class, task, ...model !== null && {model}, status: "waiting"};
+  const shared = task === OTHERS, asked = shared ? "further models" : model ?? `any for ${words(task)}`;
+  const named = {...all && {tenant}, class: line.class, ...!shared && {task}, ...model !== null && {model}, status: "waiting"};
   const [[reason, number] = [null, 0]] = Object.entries(reasons);
-  return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, ${model ?? `any model for ${words(task)}`}${pool === null ? "" : `, pool ${pool}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
-    line.class, html`<bdi>${model ?? `any for ${words(task)}`}</bdi>${pool === null ? "" : html` in <bdi>${pool}</bdi>`}`,
+  return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, model ${asked}${pool === null ? "" : `, pool ${pool}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
+    line.class, html`<bdi>${asked}</bdi>${pool === null ? "" : html` in <bdi>${pool}</bdi>`}`,
     ...all ? [html`<bdi>${tenant}</bdi>`] : [], age_s === null ? "" : duration(age_s), rate(rates.accepted_per_s), rate(rates.left_per_s), forecast(line),
     reason && `${REASONS[reason] ?? words(reason)}${number < depth ? ` (${count(number)})` : ""}`];
 }
