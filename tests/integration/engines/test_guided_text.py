@@ -151,7 +151,7 @@ async def test_grammars_that_are_never_compiled_hold_up_nobody(start_engine: Sta
         with pytest.raises(InvalidRequest, match="too complex"):
             await runner.chat("A number", max_tokens=5, response_format=form({"type": "integer", "multipleOf": number}))
 
-    refused = [asyncio.create_task(endless(number)) for number in (999_983, 999_979, 999_961, 999_959)]
+    refused = [asyncio.create_task(endless(number)) for number in (9_999_991, 9_999_973, 9_999_971, 9_999_943)]
     plain = await runner.chat("a dog " * 400, max_tokens=20)  # long enough for the thread that prepares
     assert (await plain.finished()).finish_reason in ("stop", "length")
     known = await (await runner.chat("JSON", max_tokens=40, response_format={"type": "json_object"})).finished()

@@ -28,7 +28,7 @@ function cells(line, all) {
   const shared = task === OTHERS, asked = shared ? "further models" : model ?? `any for ${words(task)}`;
   const named = {...all && {tenant}, class: line.class, ...!shared && {task}, ...model !== null && {model}, status: "waiting"};
   const [[reason, number] = [null, 0]] = Object.entries(reasons);
-  return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, model ${asked}${pool === null ? "" : `, pool ${pool}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
+  return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, ${asked}${pool === null ? "" : `, pool ${pool}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
     line.class, html`<bdi>${asked}</bdi>${pool === null ? "" : html` in <bdi>${pool}</bdi>`}`,
     ...all ? [html`<bdi>${tenant}</bdi>`] : [], age_s === null ? "" : duration(age_s), rate(rates.accepted_per_s), rate(rates.left_per_s), forecast(line),
     reason && `${REASONS[reason] ?? words(reason)}${number < depth ? ` (${count(number)})` : ""}`];
