@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from system import Process
 
 TELLS_S = 10.0
 """The first screen tells of a fault within so long after a gateway can know it, and lets it go as soon."""
+FITS_S = 5.0
+"""A page has its new width within so long."""
 NAME = "penstock.test"
 """A name of this machine that a browser does not know for its own: no secure context over plain http."""
 PHONE = {"width": 390, "height": 800}
@@ -126,9 +129,11 @@ def keep_screenshot(page: Any, name: str) -> None:
 
 
 def wider_than(page: Any, size: dict[str, int]) -> list[str]:
-    """What does not fit on a screen of that size, but what scrolls on its own."""
+    """What does not fit on a screen of that size, but what scrolls on its own. Charts are drawn anew a moment later."""
     page.set_viewport_size(size)
     wide = "(one) => one.scrollWidth > innerWidth && !one.closest('.scroll')"
-    return page.evaluate(
-        f"[...document.querySelectorAll('*')].filter({wide}).map((one) => one.outerHTML.slice(0, 200))"
-    )
+    look = f"[...document.querySelectorAll('*')].filter({wide}).map((one) => one.outerHTML.slice(0, 200))"
+    give_up = time.monotonic() + FITS_S
+    while (found := page.evaluate(look)) and time.monotonic() < give_up:
+        page.wait_for_timeout(50)
+    return found
