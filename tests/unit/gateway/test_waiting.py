@@ -27,13 +27,13 @@ NOW_MS = 100_000
 LIVE = judge([worker(updated_at=NOW_MS, models=[model_state("m")])], [model_info("m")], NOW_MS, 8_000)
 
 
-def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme") -> Entry:
-    """A request that waits for memory."""
+def accepted(census: Census, number: int, at_ms: int, tenant: str = "acme", reason: str = "memory") -> Entry:
+    """A request that waits for this."""
     census.read_ms = at_ms
     entry = Entry(tenant, f"r{number}", 0)
     entry.on_request(request(entry.request_id, tenant=tenant, priority=9), replace(ORIGIN, append_time_ms=at_ms))
     census.count(entry)
-    waits = WaitingFor(reason="memory")
+    waits = WaitingFor(reason=reason)
     entry.on_status(
         status("queued", entry.request_id, tenant=tenant, model="m", created_at=at_ms + 1, waiting_for=waits)
     )
@@ -66,7 +66,18 @@ def test_a_line_has_its_depth_age_rates_reason_and_when_it_will_be_empty() -> No
     assert found["rates"] == {"accepted_per_s": 1.0, "left_per_s": 0.333}
     assert found["empty_in_s"] == 20.0, "two left each second"
     nobody = judge([], [model_info("m")], NOW_MS, 8_000)
-    assert line(census, nobody)["reasons"] == {"no_worker": 40}
+    assert (line(census, nobody)["reasons"], line(census, nobody)["empty_in_s"]) == ({"no_worker": 40}, None)
+
+
+def test_a_line_whose_class_is_paused_has_no_forecast_though_requests_of_it_expire() -> None:
+    census = Census()
+    waiting = [accepted(census, number, 50_000, reason="paused") for number in range(20)]
+    for entry in waiting[:8]:
+        census.read_ms = 95_000
+        census.forget(entry)
+    assert (line(census)["reasons"], line(census)["empty_in_s"]) == ({"paused": 12}, None)
+    accepted(census, 20, 50_000)
+    assert (line(census)["reasons"], line(census)["empty_in_s"]) == ({"paused": 12, "memory": 1}, 16.2)
 
 
 def test_what_starts_at_once_counts_in_the_line_of_the_model_that_was_chosen() -> None:

@@ -12,6 +12,9 @@ from penstock.gateway.view.wait_counts import OTHERS, Line, LineId
 MOST_LINES = 100
 """Lines in one answer: the longest."""
 
+HALTS = {"no_worker", "paused"}
+"""Reasons that end by an operator alone."""
+
 Json = dict[str, Any]
 
 
@@ -29,8 +32,12 @@ def all_waiting_json(lines: Iterable[tuple[LineId, Line]], liveness: Liveness, n
 
 def _line_json(depth: int, line_id: LineId, line: Line, liveness: Liveness, now_ms: int) -> Json:
     tenant, klass, (task, model, pool) = line_id
-    since_ms, empty_in_s = line.waiting.since_ms, line.empty_in_s(now_ms)
+    since_ms = line.waiting.since_ms
     unserved = line_id[2] != OTHERS and liveness.awaits_worker(task, model, pool) is not None
+    reasons = {"no_worker": depth} if unserved else dict(line.reasons.most_common())
+    # What leaves such a line has expired or was cancelled: no rate tells when the others start.
+    stands_still = bool(reasons) and reasons.keys() <= HALTS
+    empty_in_s = None if stands_still else line.empty_in_s(now_ms)
     return {
         "object": "waiting.line",
         "tenant": tenant,
@@ -45,5 +52,5 @@ def _line_json(depth: int, line_id: LineId, line: Line, liveness: Liveness, now_
             "left_per_s": round(line.left.per_s(now_ms), 3),
         },
         "empty_in_s": None if empty_in_s is None else round(empty_in_s, 1),
-        "reasons": {"no_worker": depth} if unserved else dict(line.reasons.most_common()),
+        "reasons": reasons,
     }
