@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 STOP_S = 35.0
 DELIVERY_S, FLUSH_S = 10.0, 2.0
-"""Of reports."""
+"""A report is tried for so long, and a stop waits so long for the last one."""
 
 
 class SideProcess(Protocol):
