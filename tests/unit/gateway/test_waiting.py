@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,15 +70,16 @@ def test_a_line_has_its_depth_age_rates_reason_and_when_it_will_be_empty() -> No
     assert (line(census, nobody)["reasons"], line(census, nobody)["empty_in_s"]) == ({"no_worker": 40}, None)
 
 
-def test_a_line_whose_class_is_paused_has_no_forecast_though_requests_of_it_expire() -> None:
+@pytest.mark.parametrize("reason", ["paused", "transaction"])
+def test_a_line_that_stands_still_has_no_forecast_though_requests_of_it_expire(reason: str) -> None:
     census = Census()
-    waiting = [accepted(census, number, 50_000, reason="paused") for number in range(20)]
+    waiting = [accepted(census, number, 50_000, reason=reason) for number in range(20)]
     for entry in waiting[:8]:
         census.read_ms = 95_000
         census.forget(entry)
-    assert (line(census)["reasons"], line(census)["empty_in_s"]) == ({"paused": 12}, None)
+    assert (line(census)["reasons"], line(census)["empty_in_s"]) == ({reason: 12}, None)
     accepted(census, 20, 50_000)
-    assert (line(census)["reasons"], line(census)["empty_in_s"]) == ({"paused": 12, "memory": 1}, 16.2)
+    assert (line(census)["reasons"], line(census)["empty_in_s"]) == ({reason: 12, "memory": 1}, 16.2)
 
 
 def test_what_starts_at_once_counts_in_the_line_of_the_model_that_was_chosen() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from penstock.gateway.view.liveness import Liveness
 from penstock.gateway.view.wait_counts import OTHERS, Line, LineId
+from penstock.schemas.records import TIMELESS_REASONS
 
 MOST_LINES = 100
 """Lines in one answer: the longest."""
 
-HALTS = {"no_worker", "paused"}
-"""Reasons that end by an operator alone."""
+HALTS = TIMELESS_REASONS - {"memory"}
+"""Nothing starts while all of a line wait for one of these. Memory comes back as others end."""
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ const NEAR = 0.9;
 /** The task of the line that requests of a tenant share beyond its first 200 lines. */
 const OTHERS = "others";
 /** A line that waits for nothing else is not worked off: what leaves it has expired or was cancelled. */
-const HALTS = ["no_worker", "paused"];
+const HALTS = ["no_worker", "paused", "transaction"];
 const SHOWN_TENANTS = 12;
 const rate = (per_s) => `${per_s >= 10 ? count(Math.round(per_s)) : Number(per_s.toPrecision(2))}/s`;
 const percent = (part) => `${part > 0 && part < 0.01 ? "<\u00a01" : Math.round(100 * part)}\u00a0%`;
@@ -39,7 +39,7 @@ function cells(line, all) {
 /** When nothing will wait in a line, at the rates of the last seconds. */
 function forecast({empty_in_s: seconds, rates, reasons}) {
   if (seconds !== null) return seconds < 1 ? "at once" : `in ${duration(seconds)}`;
-  return html`<span class="warn">${HALTS.includes(Object.keys(reasons).join()) ? "stands still" : trend(rates)}</span>`;
+  return html`<span class="warn">${Object.keys(reasons).every((one) => HALTS.includes(one)) && Object.keys(reasons).length ? "stands still" : trend(rates)}</span>`;
 }
 
 /** How a line that will not be empty goes on. */
