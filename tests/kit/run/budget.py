@@ -20,6 +20,7 @@ import threading
 import time
 import tomllib
 from collections import defaultdict, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -53,20 +54,26 @@ def work_ms() -> float:
 
 
 class PaceMeter:
-    """Measures the pace of the machine every few seconds, on a thread of its own."""
+    """Measures the pace of the machine every few seconds, on a thread of its own, until it is closed."""
 
     def __init__(self) -> None:
         self._samples = deque([work_ms()], maxlen=SAMPLES)
-        threading.Thread(target=self._measure, name="pace", daemon=True).start()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="pace", daemon=True)
+        self._thread.start()
 
     @property
     def ms(self) -> float:
         return median(list(self._samples))
 
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
     def _measure(self) -> None:
-        while True:
-            time.sleep(EVERY_S)
-            self._samples.append(work_ms())
+        while not self._closed.wait(EVERY_S):
+            with suppress(OSError):  # no process could be started: no sample
+                self._samples.append(work_ms())
 
 
 @dataclass(kw_only=True)

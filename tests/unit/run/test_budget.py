@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -54,4 +55,5 @@ def test_the_budget_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_pace_is_measured_from_the_start() -> None:
-    assert PaceMeter().ms > 0
+    with closing(PaceMeter()) as pace:
+        assert pace.ms > 0
