@@ -1,4 +1,4 @@
-"""Runs the tests in stages, repeats failed integration tests once, and prints a last page: `make test`."""
+"""Runs the tests in stages, repeats failed tests once, and prints a last page: `make test`."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Runner:
             process.send_signal(signal.SIGINT)
         raise KeyboardInterrupt
 
-    def stage(self, name: str, *arguments: str, repeatable: bool = False) -> Results:
+    def stage(self, name: str, *arguments: str) -> Results:
         say(f"stage: {name}")
-        results = Results(name=name, pace=self._pace, repeatable=repeatable)
+        results = Results(name=name, pace=self._pace)
         results.status = pytest.main([*BY_FILE, *arguments], plugins=[results])
         if self._interrupted:
             raise KeyboardInterrupt
@@ -73,10 +73,10 @@ def run_stages(runner: Runner, processes: str, excused: Iterable[str], *, everyt
     stages = [
         runner.prepare_models(),
         runner.stage("unit", "-n", "auto", "--maxprocesses", "8", "-m", quick, *WITHOUT_SERVICES),
-        runner.stage("integration", "-n", processes, "-m", f"not alone{also}", *ignored, "tests", repeatable=True),
+        runner.stage("integration", "-n", processes, "-m", f"not alone{also}", *ignored, "tests"),
     ]
     if files := files_alone(left_out):
-        stages.append(runner.stage("alone", "-n", "1", "-m", f"alone{also}", *files, repeatable=True))
+        stages.append(runner.stage("alone", "-n", "1", "-m", f"alone{also}", *files))
     return stages
 
 

@@ -32,11 +32,10 @@ def message(report: Report) -> str:
 
 @dataclass(kw_only=True)
 class Results:
-    """A plugin of pytest: the reports of one stage. `repeatable`: its failed tests run a second time, by themselves."""
+    """A plugin of pytest: the reports of one stage."""
 
     name: str
     pace: PaceMeter
-    repeatable: bool = False
     status: int = 0
     died: list[str] = field(default_factory=list)
     reports: dict[str, list[Report]] = field(default_factory=lambda: defaultdict(list))
@@ -60,7 +59,7 @@ class Results:
 
     def to_repeat(self) -> dict[str, Report]:
         """A process that died and a file that cannot be read have reports of another phase: nothing excuses them."""
-        failures = self.failures().items() if self.repeatable else ()
+        failures = self.failures().items()
         return {nodeid: report for nodeid, report in failures if getattr(report, "when", "") in PHASES}
 
     def problem(self) -> list[str]:

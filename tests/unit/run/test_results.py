@@ -13,10 +13,10 @@ A, B = "tests/integration/test_a.py::test_one", "tests/integration/test_b.py::te
 MANY = [f"tests/integration/test_{number}.py::test" for number in range(3)]
 
 
-def stage(*reports: tuple[str, str, str], status: int | None = None, repeatable: bool = True) -> Results:
+def stage(*reports: tuple[str, str, str], status: int | None = None) -> Results:
     """Of reports: a test, a phase and an outcome."""
     failed = any(outcome == "failed" for _, _, outcome in reports)
-    result = Results(name="x", pace=SimpleNamespace(ms=50.0), repeatable=repeatable, status=status or int(failed))
+    result = Results(name="x", pace=SimpleNamespace(ms=50.0), status=status or int(failed))
     for nodeid, when, outcome in reports:
         report = pytest.TestReport(nodeid, ("", None, ""), {}, outcome, f"{when} {outcome}", when)
         result.pytest_runtest_logreport(report)
@@ -41,7 +41,6 @@ def passed(*nodeids: str) -> Results:
         ),
         pytest.param(stage(*failed(A, when="teardown")), passed(A), False, 1, 0, id="teardown"),
         pytest.param(stage(*failed(A, when="???")), passed(A), True, 0, 1, id="its process died"),
-        pytest.param(stage(*failed(A), repeatable=False), passed(A), True, 0, 1, id="unit tests"),
         pytest.param(stage(status=1), None, True, 0, 0, id="failed without a report"),
         pytest.param(stage(status=5), None, True, 0, 0, id="no tests"),
         pytest.param(stage(*failed(A), status=2), passed(A), True, 1, 0, id="interrupted after a failure"),
@@ -58,7 +57,7 @@ def test_the_verdict(first: Results, repeat: Results | None, red: bool, repeated
 
 def test_nothing_is_repeated_if_many_files_failed() -> None:
     many = [f"tests/integration/test_{number}.py::test" for number in range(11)]
-    assert nodeids_to_repeat([stage(*failed(*many[1:])), stage(*failed(A), repeatable=False)]) == many[1:]
+    assert nodeids_to_repeat([stage(*failed(*many[1:])), stage((A, "collect", "failed"))]) == many[1:]
     assert nodeids_to_repeat([stage(*failed(*many))]) == []
 
 
