@@ -9,8 +9,8 @@ import asyncio
 import random
 import sys
 
-EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/admin/devices", "/v1/requests?limit=20")
-EVERY_4_S = ("/v1/admin/waiting", "/v1/admin/tenants")
+EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/requests?limit=20")
+EVERY_4_S = ("/v1/admin/devices", "/v1/admin/waiting", "/v1/admin/tenants")
 EVERY_10_S = ("/v1/stats", "/v1/admin/history?range_s=3600&step_s=60")
 
 
@@ -23,7 +23,7 @@ async def ask(host: str, port: int) -> None:
         for path in (*EVERY_2_S, *(EVERY_4_S if turn % 2 == 0 else ()), *(EVERY_10_S if turn % 5 == 0 else ())):
             known = f"if-none-match: {etags[path]}\r\n" if path in etags else ""
             writer.write(
-                f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncache-control: max-age=1\r\n{known}\r\n".encode()
+                f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncache-control: max-age=2\r\n{known}\r\n".encode()
             )
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
             status, headers = head[9:12], dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])

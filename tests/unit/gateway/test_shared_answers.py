@@ -54,7 +54,10 @@ async def test_all_who_ask_within_a_second_share_one_answer(route: Route) -> Non
     route.now_s = 0.9
     assert (await route.ask()).body == b"1"
     route.now_s = 1.0
+    assert (await route.ask(cache_control="max-age=9")).body == b"1"
     assert (await route.ask()).body == b"2"
+    route.now_s = 3.0
+    assert (await route.ask(cache_control="max-age=9")).body == b"3"
 
 
 @pytest.mark.parametrize("said", ["no-cache", "max-age=0", "max-age=00", "no-store", "x-max-age=5"])

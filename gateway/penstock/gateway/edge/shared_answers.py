@@ -1,6 +1,6 @@
-"""Answers that many clients ask for again and again: made once for all that take one that is a second old.
+"""Answers that many clients ask for again and again: made once for all that take one that is some seconds old.
 
-A client says so by `Cache-Control: max-age=1` in its request (RFC 9111). Without it each answer is made anew.
+A client says how old by `Cache-Control: max-age=2` in its request (RFC 9111). Without it each answer is made anew.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from starlette.responses import Response
 from penstock.gateway.edge.conditions import not_modified
 from penstock.gateway.limits.callers import Caller
 
-FRESH_S = 1.0
+FRESH_S = 2.0
 """No shared answer is older, whatever a client would take."""
 MOST, MOST_BYTES = 64, 1_000_000
 """Answers that are kept, and of one."""
-_MAX_AGE = re.compile(r"(?:^|[\s,])max-age=0*[1-9]")
+_MAX_AGE = re.compile(r"(?:^|[\s,])max-age=(\d+)")
 _HEADERS = {"cache-control": "private, no-cache"}
 Make = Callable[[], Awaitable[bytes]]
 _Made = tuple[float, asyncio.Task[tuple[bytes, str]]]
@@ -37,12 +37,13 @@ class SharedAnswers:
         self._made: OrderedDict[Hashable, _Made] = OrderedDict()
 
     async def answer(self, request: Request, caller: Caller, make: Make) -> Response:
-        """JSON that `make` gives, or gave within `FRESH_S` for a caller of the tenant that asked the same, or is about
-        to give it; 304 if the client has it already.
+        """JSON that `make` gives, or gave a moment ago for a caller of the tenant that asked the same, or is about to
+        give it; 304 if the client has it already.
         """
-        if (key := _key(request, caller)) is None:
+        key, age_s = _key(request, caller), _age_s(request)
+        if key is None or not age_s:
             return Response(await make(), media_type="application/json", headers=_HEADERS)
-        if not self._is_fresh(key):
+        if not self._is_fresh(key, age_s):
             task = asyncio.create_task(_with_etag(make))
             self._made[key] = made = (self._clock(), task)
             self._made.move_to_end(key)
@@ -54,13 +55,13 @@ class SharedAnswers:
     async def held(self, request: Request, caller: Caller) -> Response | None:
         """What `answer` would give if nothing has to be made for it."""
         key = _key(request, caller)
-        return None if key is None or not self._is_fresh(key) else await self._held(key, request)
+        return None if key is None or not self._is_fresh(key, _age_s(request)) else await self._held(key, request)
 
-    def _is_fresh(self, key: Hashable) -> bool:
+    def _is_fresh(self, key: Hashable, age_s: float) -> bool:
         if (made := self._made.get(key)) is None:
             return False
         began_s, task = made
-        return not task.done() or self._clock() - began_s < FRESH_S
+        return age_s > 0 and (not task.done() or self._clock() - began_s < age_s)
 
     def _ended(self, key: Hashable, made: _Made) -> None:
         """Keep it for a while. What fails is not kept: the next call tries again."""
@@ -84,9 +85,13 @@ class SharedAnswers:
 
 def _key(request: Request, caller: Caller) -> Hashable | None:
     """None for a call that shares nothing. A narrowed ticket reaches less than its tenant."""
-    if caller.is_narrowed or not _MAX_AGE.search(request.headers.get("cache-control", "")):
-        return None
-    return caller.tenant, request.scope["path"], request.scope["query_string"]
+    return None if caller.is_narrowed else (caller.tenant, request.scope["path"], request.scope["query_string"])
+
+
+def _age_s(request: Request) -> float:
+    """So old an answer may be; 0 for one that is made anew."""
+    said = _MAX_AGE.search(request.headers.get("cache-control", ""))
+    return 0.0 if said is None else min(float(said[1]), FRESH_S)
 
 
 async def _with_etag(make: Make) -> tuple[bytes, str]:

@@ -25,7 +25,7 @@ const known = new Map();
 /** The JSON of an answer, which for a GET may be a second old: gateways make one for all pages. Throws ApiError, also with status 0 when the gateway does not answer in time. */
 export async function call(method, path, body, headers = {}) {
   const sent = body !== undefined && body !== null, bytes = body instanceof Blob;
-  const before = known.get(path), shared = method === "GET" && {"cache-control": "max-age=1", ...before && {"if-none-match": before.etag}};
+  const before = known.get(path), shared = method === "GET" && {"cache-control": "max-age=2", ...before && {"if-none-match": before.etag}};
   /** @type {RequestInit} */
   const options = {method, headers: {...shared, ...sent && {"content-type": bytes ? body.type : "application/json"}, ...headers},
     body: bytes ? body : sent ? JSON.stringify(body) : undefined, signal: bytes ? undefined : after(method === "GET" ? GET_MS : CHANGE_MS),

@@ -8,12 +8,12 @@ import {Orders, load} from "./models.js";
 import {Tenants, Waiting} from "./waiting.js";
 import {Counts, live as serving} from "./workers.js";
 
-const POLL_MS = 2000;
+const POLL_MS = 2000, DEVICES_MS = 4000;
 
 export function Overview({may, tell}) {
   const [problems, failed] = usePoll("/v1/admin/problems", POLL_MS);
   const [stats, no_stats, , at] = usePoll("/v1/admin/stats", POLL_MS);
-  const [devices, no_devices] = usePoll("/v1/admin/devices", POLL_MS);
+  const [devices, no_devices] = usePoll("/v1/admin/devices", DEVICES_MS);
   const [range, choose] = useState("1 h"), {path, poll_ms} = RANGES[range];
   const [history, no_history] = usePoll(path, poll_ms);
   const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
