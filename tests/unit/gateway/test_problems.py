@@ -289,13 +289,20 @@ def test_a_problem_counts_from_when_it_was_first_seen_and_anew_when_it_comes_bac
     assert replace(one, since_ms=3).to_json(8)["since"] == "1970-01-01T00:00:00.003Z"
 
 
-@pytest.mark.parametrize("hides", [False, True])
-def test_a_standstill_is_told_beside_what_does_not_explain_it(hides: bool) -> None:
-    orders = [order("class", "low")] if hides else []
+@pytest.mark.parametrize(
+    ("orders", "told"),
+    [
+        ([], {"nothing_runs"}),
+        ([order("class", "low")], {"class_paused"}),
+        ([order("class", "low", pool="night")], {"class_paused", "nothing_runs"}),
+    ],
+    ids=["nothing else", "explained", "explained for another pool"],
+)
+def test_a_standstill_is_told_beside_what_does_not_explain_it(orders: list[Desired], told: set[str]) -> None:
     letters = [LetterCount(reason="engine_failed", letters=1, since_ms=7)]
     elsewhere = live("night", pool="night", running=1)
     found = problems(seen(live(), elsewhere, waiting=LONG, letters=letters, orders=orders))
-    assert {one.problem for one in found} == {"dead_letters", "class_paused" if hides else "nothing_runs"}
+    assert {one.problem for one in found} == {"dead_letters", *told}
 
 
 def test_many_unknown_names_are_a_few_lines() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -43,14 +43,15 @@ SETTLES_MS = 10_000
 MOST_UNKNOWN = 20
 LOADING = frozenset({"loading", "draining", "unloading"})
 """States of a model on a worker in which a request for it waits with good reason."""
-_EXPLAINS = frozenset(
+_EXPLAINS_ALL = frozenset({"gateway_behind", "no_worker", "transaction_open", "rights_missing"})
+"""Problems that explain why requests wait though nothing runs."""
+_EXPLAINS_POOL = frozenset(
     {
-        *("gateway_behind", "no_worker", "pool_without_worker", "model_failed", "model_without_worker"),
-        *("model_too_large", "model_unknown", "transaction_open", "rights_missing"),
+        *("pool_without_worker", "model_failed", "model_without_worker", "model_too_large", "model_unknown"),
         *("class_paused", "model_paused", "device_short"),
     }
 )
-"""Problems that explain why requests wait though nothing runs."""
+"""The same, for the requests of their pool."""
 
 _DEPENDENCIES = {
     "artifacts": ("artifacts_unusable", "inputs and outputs that are too large for Kafka", "penstock doctor"),
@@ -203,9 +204,10 @@ def problems(seen: Seen) -> list[Found]:
         *_letters(seen.letters),
         *_limits(seen),
     ]
-    if seen.awaits_workers or any(one.problem in _EXPLAINS for one in found):
+    if seen.awaits_workers or any(one.problem in _EXPLAINS_ALL for one in found):
         return found
-    return [*found, *_floods(seen), *_stuck(seen, waiting)]
+    explained = {one.pool for one in found if one.problem in _EXPLAINS_POOL}
+    return [*found, *(() if explained else _floods(seen)), *_stuck(seen, waiting, explained)]
 
 
 def summary(seen: Seen, found: Sequence[Found]) -> str:
@@ -501,6 +503,7 @@ def _devices(seen: Seen) -> Iterator[Found]:
         yield Found(
             problem="device_short",
             subject=worker.worker_id,
+            pool=worker.pool,
             affects=_requests(short),
             cause=shown,
             action=look,
@@ -576,14 +579,15 @@ def _flood(tenant: str, load: Load) -> Found:
     )
 
 
-def _stuck(seen: Seen, waiting: _Waiting) -> Iterator[Found]:
+def _stuck(seen: Seen, waiting: _Waiting, explained: Collection[str | None]) -> Iterator[Found]:
     """Nothing explains it: requests of a pool wait, and none of its workers runs or loads anything."""
     look = Action(label="see what each waits for", command="penstock requests list --status waiting")
     for pool, waits in sorted(waiting.by_pool.items(), key=lambda one: one[0] or ""):
         workers = [one for one in seen.live if one.pool == pool]
         works = any(one.running or any(model.state in LOADING for model in one.models) for one in workers)
         reasons = {reason for one in workers for reason in one.waiting}
-        if waits.age_s(seen.now_ms) * 1000 < STUCK_MS or works or (reasons and reasons <= {"scheduled", "paused"}):
+        is_young = waits.age_s(seen.now_ms) * 1000 < STUCK_MS
+        if pool in explained or is_young or works or (reasons and reasons <= {"scheduled", "paused"}):
             continue
         said = ", ".join(sorted(reasons)) or "no reason was reported"
         yield Found(
