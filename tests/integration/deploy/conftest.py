@@ -6,7 +6,6 @@ The user is the image's, 10001: it may read everything and write to nothing but 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -31,6 +30,8 @@ ROOT = Path(__file__).parents[3]
 USER = 10001
 GATEWAYS = {"gateway": "127.0.1.1", "gateway 2": "127.0.1.2", "gateway 3": "127.0.1.3"}
 """Containers of one service and their addresses: all use one port."""
+TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+"""Folders of nginx."""
 SETPRIV = [
     "setpriv",
     f"--reuid={USER}",
@@ -122,10 +123,11 @@ class Compose:
             parts += (ROOT / source).read_text()
         parts = parts.replace("127.0.0.11", resolver).replace("$gateways:8000", f"$gateways:{self.ports['gateway']}")
         parts = parts.replace("listen 8000", f"listen 127.0.0.1:{self.ports['proxy']}")
-        places = " ".join(f"{name}_temp_path {self.folder}/{name};" for name in re.findall(r"\w+", NGINX_PLACES))
+        places = " ".join(f"{name}_temp_path {self.folder}/{name};" for name in TEMPORARY)
         conf = self.folder / "nginx.conf"
         conf.write_text(
-            f"daemon off; pid {self.folder}/pid; error_log stderr; events {{}}\nhttp {{ access_log off; {places}\n{parts}}}"
+            f"daemon off; pid {self.folder}/pid; error_log stderr; events {{}}\n"
+            f"http {{ access_log off; {places}\n{parts}}}"
         )
         self._run("proxy", [nginx, "-e", "stderr", "-c", str(conf)], dict(os.environ))
 
@@ -164,13 +166,8 @@ class Compose:
         return self.processes[name].wait(grace_s)
 
 
-NGINX_PLACES = "client_body proxy fastcgi uwsgi scgi"
-
-
 @pytest.fixture(scope="module")
-def compose(
-    kafka: Any, tmp_path_factory: pytest.TempPathFactory, smollm2: Path, minilm: Path
-) -> Iterator[Compose]:
+def compose(kafka: Any, tmp_path_factory: pytest.TempPathFactory, smollm2: Path, minilm: Path) -> Iterator[Compose]:
     """docker compose up --scale gateway=3 --scale worker=2"""
     if os.getuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("only root, with setpriv, can run processes as the image's user")
