@@ -13,8 +13,10 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.routing import NoMatchFound
 
 from penstock.common.background import FAULT, on_faults
+from penstock.common.own_path import claim_file
 from penstock.common.stop_bound import StopBound
 from penstock.common.tasks import end_all
+from penstock.common.threads import in_daemon_thread
 from penstock.gateway.batches import batch_routes, file_routes
 from penstock.gateway.connecting import Connecting
 from penstock.gateway.console import page as console_page
@@ -200,15 +202,25 @@ def server_config(app: FastAPI, host: str, port: int, *, drain_s: float, access_
     )
 
 
+def with_own_view(settings: GatewaySettings) -> GatewaySettings:
+    """Settings with a view's file that no other gateway writes, held until this process ends. Raises OSError.
+
+    Two gateways that write one file undo each other's transitions.
+    """
+    view = claim_file(settings.gateway.view_path)
+    return settings.model_copy(update={"gateway": settings.gateway.model_copy(update={"view_path": view.path})})
+
+
 async def run_gateway(settings: GatewaySettings) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit code. What a user can mend is told in one line."""
-    conf = settings.gateway
     try:
-        check_bind(conf.host, keys_file=settings.auth.keys_file)
+        check_bind(settings.gateway.host, keys_file=settings.auth.keys_file)
+        settings = await in_daemon_thread(with_own_view, settings)
         app = create_app(settings)
-    except (UnsafeBind, KeysFileError) as error:
+    except (UnsafeBind, KeysFileError, OSError) as error:
         logger.error("gateway.cannot_start %s", error)
         return EXIT_FAILED
+    conf = settings.gateway
     context = context_of_app(app)
     raise_open_files(conf.max_http + conf.max_sockets)
     server = Server(server_config(app, conf.host, conf.port, drain_s=conf.drain_s, access_log=conf.access_log))

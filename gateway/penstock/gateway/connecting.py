@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import sqlite3
 from contextlib import AsyncExitStack
 from functools import partial
@@ -30,7 +29,6 @@ from penstock.gateway.service.problem_watch import ProblemWatch
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.threads import Threads
-from penstock.gateway.view import view_file
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outcomes import Outcomes
@@ -101,7 +99,6 @@ class Connecting:
         async with AsyncExitStack() as stack:
             threads = Threads(one_tenant=settings.auth.keys_file is None)
             stack.callback(threads.close)
-            stack.callback(os.close, await asyncio.to_thread(view_file.own, conf.view_path))
             store = await asyncio.to_thread(Store, conf.view_path, identity)
             stack.push_async_callback(asyncio.to_thread, store.close)
             transport = Transport(kafka, delivery_timeout_s=10)

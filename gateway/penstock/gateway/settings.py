@@ -30,7 +30,8 @@ class GatewaySection(Section):
     port: int = Field(8000, ge=0, le=65_535)
     """The port to listen on."""
     view_path: Path = Path(".penstock/gateway.sqlite")
-    """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics."""
+    """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics. While another gateway holds it,
+    this one takes the first free one of `gateway-2.sqlite`, `gateway-3.sqlite` and so on, beside it."""
     artifacts_dir: str | None = None
     """Only when the gateway sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     sweep_artifacts_s: float = Field(3_600.0, ge=0)

@@ -21,13 +21,13 @@ from penstock.common.background import on_faults
 from penstock.common.clock import now_ms
 from penstock.common.file_differences import file_differences
 from penstock.common.group_names import group_name
+from penstock.common.own_path import claim_folder
 from penstock.common.release import release
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import StopBound, run_process
 from penstock.common.tasks import awake_timeout, end_all, set_within
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.assembly import DELIVERY_TIMEOUT_S, LocalFiles, Parts, assemble
-from penstock.processors.data_folder import claim
 from penstock.processors.health import HealthServer
 from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.journal import CrashJournal
@@ -72,7 +72,7 @@ async def run_worker(settings: WorkerSettings) -> int:
     """Run one worker until SIGTERM or SIGINT; the process's exit code. Never raises for what a user can mend."""
     quiet_logs()
     try:
-        folder = await in_daemon_thread(claim, settings.worker.data_dir)
+        folder = await in_daemon_thread(claim_folder, settings.worker.data_dir)
     except OSError as error:
         cause = f"{error.strerror}: {error.filename}"
         print(f"penstock worker: its folder cannot be used ({cause}); set worker.data_dir", file=sys.stderr, flush=True)

@@ -1,137 +1,32 @@
-"""What docker-compose.yml and deploy/penstock.toml say, run here without containers.
-
-Each service is a process of its own, with the commands of the compose file and the very penstock.toml of the image. The
-user is the image's, 10001: it may read everything and write to nothing but the volumes, which stand in folders here.
-"""
+"""What docker-compose.yml and deploy/ say, run here without containers: two workers, three gateways and the proxy."""
 
 from __future__ import annotations
 
 import io
-import os
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+import json
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-import yaml
 from PIL import Image
+from websockets.sync.client import connect
 
-from penstock.cli.paths import cache_dir
 from support import wait_until
-from system import free_port
 
-ROOT = Path(__file__).parents[3]
-USER = 10001
+GATEWAYS = ("gateway", "gateway 2", "gateway 3")
+VIEWS = ("view.sqlite", "view-2.sqlite", "view-3.sqlite")
 
-SETPRIV = [
-    "setpriv",
-    f"--reuid={USER}",
-    f"--regid={USER}",
-    "--clear-groups",
-    # The interpreter may lie in root's home; what may be read is not what is asked here.
-    "--inh-caps=+dac_read_search",
-    "--ambient-caps=+dac_read_search",
-]
+pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 
-class Compose:
-    """The services of the compose file as processes; `fill` puts folders in place of the volumes' mount points."""
-
-    def __init__(self, folder: Path, kafka: str, prefix: str) -> None:
-        self.services: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-        self.folder = folder
-        self.app = folder / "app"
-        self.app.mkdir()  # root's, as /app in the image
-        mounts = [volume.partition(":")[::2] for volume in self.services["gateway"]["volumes"]]
-        assert mounts == [volume.partition(":")[::2] for volume in self.services["worker"]["volumes"]]
-        self.volumes = {mount: folder / "volumes" / name for name, mount in mounts}
-        for volume in self.volumes.values():
-            volume.mkdir(parents=True)
-        self.config = folder / "penstock.toml"
-        self.config.write_text(self.fill((ROOT / "deploy/penstock.toml").read_text()).replace("kafka:9092", kafka))
-        self.ports = {"worker": free_port(), "worker 2": free_port(), "gateway": free_port()}
-        self.environment = {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "PYTHONUNBUFFERED": "1",
-            "HOME": "/nonexistent",
-            "PENSTOCK_CACHE": str(self.volumes["/cache"]),
-            "PENSTOCK_CONFIG": str(self.config),
-            # What differs from the containers: one broker for all tests, one network.
-            "PENSTOCK_KAFKA__TOPIC_PREFIX": prefix,
-            "PENSTOCK_TOPICS__PARTITIONS": "4",
-            "PENSTOCK_WORKER__GROUP_ID": f"{prefix}worker",
-            "PENSTOCK_GATEWAY__PORT": str(self.ports["gateway"]),
-        }
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def fill(self, text: str) -> str:
-        for mount, folder in self.volumes.items():
-            text = text.replace(f"{mount}/", f"{folder}/")
-        return text
-
-    def start(self, name: str) -> None:
-        """`worker 2`: another container of the service, with the same volumes and settings."""
-        service = self.services[name.partition(" ")[0]]
-        argv = [self.fill(word) for word in [*service.get("entrypoint", ["penstock"]), *service["command"]]]
-        with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes[name] = subprocess.Popen(
-                [*SETPRIV, *argv],
-                cwd=self.app,
-                env={**self.environment, "PENSTOCK_WORKER__HEALTH_PORT": str(self.ports.get(name, 0))},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.ports[name]}"
-
-    def wait_ready(self, name: str, assigned: int = 0) -> dict[str, Any]:
-        """What it says when it is ready, and has so many partitions."""
-        said: dict[str, Any] = {}
-
-        def ready() -> bool:
-            assert self.processes[name].poll() is None, self.log(name)
-            try:
-                answer = httpx.get(self.url(name) + "/readyz", timeout=2)
-            except httpx.HTTPError:
-                return False
-            said.update(answer.json())
-            return answer.status_code == 200 and (not assigned or said["assigned"] == assigned)
-
-        wait_until(ready, 120, lambda: (said, self.log(name)))
-        return said
-
-    def stop(self, name: str) -> int:
-        self.processes[name].send_signal(signal.SIGTERM)
-        grace_s = float(self.services[name.partition(" ")[0]]["stop_grace_period"].removesuffix("s"))
-        return self.processes[name].wait(grace_s)
-
-
-@pytest.fixture
-def compose(kafka: Any, kafka_prefix: str, tmp_path: Path, smollm2: Path, minilm: Path) -> Iterator[Compose]:
-    if os.getuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root, with setpriv, can run processes as the image's user")
-    made = Compose(tmp_path, kafka.bootstrap_servers, kafka_prefix)
-    shutil.copytree(cache_dir() / "models", made.volumes["/cache"] / "models", copy_function=link_or_copy)
-    for volume in made.volumes.values():
-        os.chown(volume, USER, USER)
-        for path in volume.rglob("*"):
-            if path.is_dir():
-                os.chown(path, USER, USER)
-    yield made
-    for process in made.processes.values():
-        if process.poll() is None:
-            process.kill()
-            process.wait(20)
+@pytest.fixture(scope="module")
+def running(compose: Any) -> Any:
+    half = 5 * 4 // 2
+    said = [compose.wait_ready(worker, assigned=half) for worker in ("worker", "worker 2")]
+    assert said[0]["worker_id"] != said[1]["worker_id"]
+    for name in (*GATEWAYS, "proxy"):
+        compose.wait_ready(name)
+    return compose
 
 
 def png() -> bytes:
@@ -140,34 +35,16 @@ def png() -> bytes:
     return made.getvalue()
 
 
-def link_or_copy(source: str, target: str) -> None:
-    """Models are large; they are only read. A lock file is written to: it must be the user's own."""
-    if source.endswith(".lock"):
-        return
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
+def view_of(compose: Any, name: str) -> str:
+    """The file that a gateway's process holds."""
+    folder: Path = compose.data / "gateway"
+    holders = {path.name.removesuffix(".lock"): int(path.read_text()) for path in folder.glob("*.sqlite.lock")}
+    return next(view for view, pid in holders.items() if pid == compose.processes[name].pid)
 
 
-@pytest.mark.slow
-@pytest.mark.model
-def test_the_containers_serve_and_share_artifacts(compose: Compose) -> None:
-    compose.start("init")
-    assert compose.processes["init"].wait(120) == 0, compose.log("init")
-    key = next(line for line in compose.log("init").splitlines() if line.startswith("pk"))
-    workers = ["worker", "worker 2"]  # docker compose up --scale worker=2
-    for worker in workers:
-        compose.start(worker)
-    compose.start("gateway")
-    compose.wait_ready("gateway")
-    half = 5 * 4 // 2
-    said = [compose.wait_ready(worker, assigned=half) for worker in workers]
-    assert said[0]["worker_id"] != said[1]["worker_id"]
-    assert sorted(path.parent.name for path in compose.volumes["/data"].glob("*/journal")) == ["worker", "worker-2"]
-
-    headers = {"authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=compose.url("gateway"), headers=headers, timeout=120) as http:
+def test_the_containers_serve_and_share_artifacts(running: Any) -> None:
+    assert sorted(path.parent.name for path in running.data.glob("*/journal")) == ["worker", "worker-2"]
+    with running.client("proxy") as http:
         uploaded = http.post("/v1/artifacts", content=b"mine", headers={"content-type": "text/plain"})
         assert uploaded.status_code == 201, uploaded.text
         assert http.get(uploaded.json()["content_url"]).content == b"mine"
@@ -176,8 +53,6 @@ def test_the_containers_serve_and_share_artifacts(compose: Compose) -> None:
         answer = http.post("/v1/embeddings", json={"model": "all-minilm-l6-v2", "input": words})
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["data"]) == 200
-        chat = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
-        assert http.post("/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] > 0
         picture = http.post("/v1/artifacts", content=png(), headers={"content-type": "image/png"}).json()
         for task, payload in {
             "summarization": {"text": "A long text. " * 20, "max_tokens": 8},
@@ -189,10 +64,49 @@ def test_the_containers_serve_and_share_artifacts(compose: Compose) -> None:
             sent = http.post("/v1/requests", json={"task": task, "payload": payload}).json()
             done = http.get(f"/v1/requests/{sent['request_id']}", params={"wait": 60}).json()
             assert done["status"] == "completed", done
-
-    kept = list((compose.volumes["/data"] / "artifacts").rglob("about.json"))
+    kept = list((running.data / "artifacts").rglob("about.json"))
     assert len(kept) == 4, "two uploads, the vectors, the processed image"
-    assert {path.stat().st_uid for path in kept} == {USER}
-    assert compose.stop("gateway") == 0, compose.log("gateway")
-    for worker in workers:
-        assert compose.stop(worker) == 0, compose.log(worker)
+    assert {path.stat().st_uid for path in kept} == {10001}
+
+
+def test_streams_and_tickets_pass_the_proxy_to_any_gateway(running: Any) -> None:
+    chat = {"model": "default", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+    with (
+        running.client("proxy") as http,
+        http.stream("POST", "/v1/chat/completions", json={**chat, "stream": True}) as stream,
+    ):
+        lines = [line for line in stream.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) > 3
+    with running.client("gateway") as http:
+        ticket = http.post("/v1/tickets", json={"use": "session"}).json()["ticket"]
+    for name in (*GATEWAYS, "proxy"):
+        with connect(f"{running.url(name).replace('http', 'ws')}/v1/ws?ticket={ticket}", proxy=None) as socket:
+            socket.send(json.dumps({"type": "ping"}))
+            assert json.loads(socket.recv(10))["type"] == "pong"
+
+
+def test_gateways_take_a_view_each_and_a_killed_one_its_own_again(running: Any) -> None:
+    views = {name: view_of(running, name) for name in GATEWAYS}
+    assert sorted(views.values()) == sorted(VIEWS)
+    running.processes["gateway 2"].kill()
+    running.processes["gateway 2"].wait(20)
+    body = {"task": "text_generation", "model": "default", "payload": {"prompt": "Hello", "max_tokens": 1}}
+    with running.client("proxy") as http:
+        for _ in range(9):  # nginx takes the addresses in turn; the killed one's refuses connections
+            sent = http.post("/v1/requests", json=body)
+            assert sent.status_code == 202, sent.text
+    running.start("gateway 2")
+    running.wait_ready("gateway 2")
+    assert view_of(running, "gateway 2") == views["gateway 2"]
+    request_id = sent.json()["request_id"]
+    for name in GATEWAYS:
+        with running.client(name) as http:
+            done = http.get(f"/v1/requests/{request_id}", params={"wait": 60})
+            assert done.json()["status"] == "completed", done.text
+
+
+def test_the_services_end_in_order(running: Any) -> None:
+    for name in ("proxy", *GATEWAYS, "worker", "worker 2"):
+        assert running.stop(name) == 0, running.log(name)
+    wait_until(lambda: all(one.poll() == 0 for one in running.processes.values()), 10, "all have ended")

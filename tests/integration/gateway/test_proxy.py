@@ -23,7 +23,7 @@ from penstock.gateway.limits import allowances
 from stock_clients import tool
 from support import wait_until
 
-HOW_TO = Path(__file__).parents[3] / "docs" / "how-to.md"
+ROOT = Path(__file__).parents[3]
 NAME = "penstock.example"
 
 
@@ -45,9 +45,10 @@ class Proxy:
 
 def documented(port: int, gateways: list[Any], folder: Path) -> str:
     """The part of the how-to, for this machine: an upstream and a server."""
-    (text,) = re.findall(r"```nginx\n(.*?)```", HOW_TO.read_text(), re.S)
+    (text,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/how-to.md").read_text(), re.S)
     places = iter(f"server 127.0.0.1:{one.port};" for one in gateways)
     text = re.sub(r"server 10[.\d:]+;", lambda _: next(places), text)
+    text = text.replace("include /etc/nginx", f"include {ROOT}/deploy/nginx")
     return text.replace("listen 443", f"listen 127.0.0.1:{port}").replace("/etc/ssl/penstock", f"{folder}/penstock")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,14 @@ CARDS = table("capabilities", driver=text(), count={"enum": ["all"]}, capabiliti
 SERVICE = table(
     "image",
     image=text(),
-    build=table("context", "dockerfile", context=text(), dockerfile=text(), args=names(text())),
+    build=table("context", "dockerfile", context=text(), dockerfile=text(), target=text(), args=names(text())),
     restart={"enum": ["no", "always", "on-failure", "unless-stopped"]},
+    read_only={"type": "boolean"},
+    tmpfs=array(text("^/")),
+    cap_drop=array(text()),
+    security_opt=array(text()),
     environment=names(text()),
-    volumes=array(text("^[a-z]+:/")),
+    volumes=array(text(r"^([a-z]+|\./[\w./]+):/[\w./]+(:ro)?$")),
     ports=array(text(r"^127\.0\.0\.1:\d+:\d+$")),
     entrypoint=array(text()),
     command=array(text(), 1),
@@ -75,11 +80,36 @@ def test_its_form_and_its_references(compose: dict[str, Any]) -> None:
     jsonschema.validate(compose, COMPOSE)
     for name, service in compose["services"].items():
         assert set(service.get("depends_on", {})) <= set(compose["services"])
-        assert {volume.split(":")[0] for volume in service.get("volumes", [])} <= set(compose["volumes"])
-        assert "build" not in service or (ROOT / service["build"]["dockerfile"]).is_file()
+        for source in (volume.split(":")[0] for volume in service.get("volumes", [])):
+            assert source in compose["volumes"] or (source.startswith("./") and (ROOT / source).is_file())
+        if build := service.get("build"):
+            targets = re.findall(r"^FROM .* AS (\S+)$", (ROOT / build["dockerfile"]).read_text(), re.M)
+            assert build["target"] in targets
+            assert service["image"] == f"penstock:{build['target']}"
         for other, wanted in service.get("depends_on", {}).items():
             if wanted["condition"] == "service_healthy":
                 assert "healthcheck" in compose["services"][other], f"{name} waits for the health of {other}"
+
+
+def test_the_proxy_alone_has_a_port_of_the_host(compose: dict[str, Any]) -> None:
+    assert [name for name, service in compose["services"].items() if "ports" in service] == ["proxy"]
+
+
+def test_services_of_the_images_write_to_their_volume_alone(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        if "build" in service:
+            assert service["read_only"]
+            assert service["cap_drop"] == ["ALL"]
+            assert (service["volumes"], service["tmpfs"]) == (["data:/data"], ["/tmp"])
+
+
+def test_the_health_check_asks_the_ports_of_the_settings() -> None:
+    settings = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())
+    health = {
+        f"{name.upper()}__HEALTH_PORT": one["health_port"] for name, one in settings.items() if "health_port" in one
+    }
+    asked = re.findall(r'"(\w+)": "(\d+)"', (ROOT / "deploy/healthy.py").read_text())
+    assert {name: int(port) for name, port in asked} == {"GATEWAY__PORT": settings["gateway"]["port"], **health}
 
 
 def test_a_worker_with_cards_differs_from_others_only_in_those(compose: dict[str, Any]) -> None:
@@ -94,7 +124,7 @@ def test_a_worker_with_cards_differs_from_others_only_in_those(compose: dict[str
 def test_the_models_are_those_of_penstock_up(compose: dict[str, Any]) -> None:
     tables = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())["models"]
     defaults = (DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER)
-    chat, embedding, upscaler = (ASSETS[name].model_table(Path("/cache/models") / name) for name in defaults)
+    chat, embedding, upscaler = (ASSETS[name].model_table(Path("/data/cache/models") / name) for name in defaults)
     of_up = [chat, embedding, dict(IMAGING), {**upscaler, "preload": False}]
     fields = ("id", "source", "engine", "tasks", "preload")
     found, expected = ([[one.get(name) for name in fields] for one in models] for models in (tables, of_up))

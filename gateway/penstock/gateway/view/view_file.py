@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.common import file_lock, log_copies
+from penstock.common import log_copies
 from penstock.common.log_copies import CopyFormat
 from penstock.schemas.codec import RELEASED
-from penstock.schemas.errors import Overloaded
 
 VERSION = 9
 # Lists are read in the order of acceptance. What few requests share has an index of that order. What many share, as a
@@ -52,23 +51,6 @@ CREATE TABLE IF NOT EXISTS offsets (
 _TABLES = ("requests", "texts", "outcomes", "conversations", "minutes", "device_minutes", "offsets")
 """Those of earlier versions too."""
 _FORMAT = CopyFormat(what="the view", schema=_SCHEMA, tables=_TABLES)
-
-
-def own(path: Path) -> int:
-    """Take a view's file for this process: a descriptor, held until it is closed. Raises Overloaded, OSError.
-
-    Two gateways that write one file take each other's requests back: what one has seen end, the other writes as live.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = Path(f"{path}.lock")
-    held = file_lock.hold(lock)
-    if held is None:
-        raise Overloaded(
-            f"the view at {path} is in use by the gateway with the pid {lock.read_text().strip()}: give each gateway a"
-            " gateway.view_path of its own",
-            retry_after_s=1,
-        )
-    return held
 
 
 def open_or_start_anew(path: Path, cluster: str) -> None:
