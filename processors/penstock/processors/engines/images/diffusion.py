@@ -104,8 +104,6 @@ class DiffusionBackend:
     def measured_memory(self) -> int:
         return Meter(device_name(self._options)).used_bytes()
 
-    # -- batches
-
     def compute(self, batch: Sequence[Part]) -> list[list[Any]]:
         return Batch(batch, self._pipelines, self._tell).run()
 

@@ -171,8 +171,6 @@ class SummarizingEngine(Engine):
         for task in tasks.values():
             task.cancel()
 
-    # -- one summary
-
     async def _run(self, spec: RunSpec, sink: GuardedSink) -> None:
         summary = _Summary(self._inner, spec, self._sizes(spec), sink, self._part)
         try:
