@@ -17,7 +17,6 @@ import typer
 
 from penstock.cli import instances, live_checks
 from penstock.cli.assets import ASSETS, looks_whole
-from penstock.cli.checks import Check
 from penstock.cli.commands.common import auth_headers
 from penstock.cli.config import ClusterSettings, QueueSettings, load, use_config
 from penstock.cli.config_commands import checked
@@ -25,6 +24,7 @@ from penstock.cli.embedded_kafka import java
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.installs import install_command
 from penstock.cli.kafka_jars import KAFKA_VERSION, wrong_jars
+from penstock.cli.live_checks import Check
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import cache_dir, default_data_dir, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable

@@ -6,9 +6,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from penstock.cli.checks import Check
 from penstock.common import admin
 from penstock.common.artifacts.configured import open_store
 from penstock.common.artifacts.trying import try_store
@@ -16,6 +17,29 @@ from penstock.common.configuration import ArtifactsSection
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.topics import kind_of_topic, topic_specs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One finding. `cure` says what to do when the state is not ok."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    detail: str
+    cure: str | None = None
+
+    @classmethod
+    def ok(cls, name: str, detail: str) -> Check:
+        return cls(name=name, state="ok", detail=detail)
+
+    @classmethod
+    def warn(cls, name: str, detail: str, cure: str) -> Check:
+        return cls(name=name, state="warn", detail=detail, cure=cure)
+
+    @classmethod
+    def fail(cls, name: str, detail: str, cure: str) -> Check:
+        return cls(name=name, state="fail", detail=detail, cure=cure)
+
 
 PROBE_S = 3.0
 TRANSACTION_S = 1.0

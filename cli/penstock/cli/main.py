@@ -37,7 +37,7 @@ COMMANDS: dict[str, Command] = {
     "conversations": Command(module="penstock.cli.commands.conversations"),
     "artifacts": Command(module="penstock.cli.commands.artifacts"),
     "models": Command(module="penstock.cli.commands.models"),
-    "workers": Command(module="penstock.cli.commands.workers"),
+    "workers": Command(module="penstock.cli.commands.stats"),
     "devices": Command(module="penstock.cli.commands.stats", function="devices"),
     "stats": Command(module="penstock.cli.commands.stats", function="stats"),
     "dlq": Command(module="penstock.cli.commands.dlq"),

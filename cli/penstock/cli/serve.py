@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
@@ -14,8 +15,8 @@ import typer
 from penstock.cli.config import ConfigFile, load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.installs import install_command
-from penstock.cli.logs import set_up_logging
 from penstock.common.stop_bound import run_process
+from penstock.schemas.logs import log_to_stderr
 
 
 @dataclass
@@ -128,3 +129,17 @@ def finish(
 ) -> NoReturn:
     """Run to the end; ends the process with the code that it returns."""
     run_process(running, new_loop)
+
+
+# Libraries that tell each step at INFO.
+NOISY = ("aiokafka", "faust", "mode", "httpx", "httpcore", "uvicorn.access", "transformers")
+
+
+def set_up_logging() -> None:
+    """Raises CliFailure when PENSTOCK_LOG_LEVEL names no level."""
+    level = os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        raise CliFailure(f"PENSTOCK_LOG_LEVEL is {level}: use DEBUG, INFO, WARNING or ERROR", exit_code=ExitCode.USAGE)
+    log_to_stderr(level)
+    for name in NOISY:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level]))

@@ -182,8 +182,6 @@ class Refetcher:
             handle.active.pop(tp, None)
             self._unassign(handle, tp)
 
-    # -- starting ranges
-
     def _start_ranges(self) -> None:
         """Give the places that are free to the most urgent partitions, and let go of what is not read on."""
         now = time.monotonic()
@@ -257,8 +255,6 @@ class Refetcher:
                 },
             )
         return handle.consumer
-
-    # -- reading
 
     def _read(self, handle: Handle, timeout_s: float) -> None:
         consumer = self._consumer(handle)
@@ -370,8 +366,6 @@ class Refetcher:
             self._say_gone(tp, self._wants[tp], offset)
         del handle.active[tp]
         self._unassign(handle, tp)
-
-    # -- consumers that come and go
 
     def _renew(self, handle: Handle) -> None:
         """A new consumer; the ranges are chosen anew."""

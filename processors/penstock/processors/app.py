@@ -135,8 +135,6 @@ class WorkerApp:
         self._changed = asyncio.Event()
         """A model stands otherwise than it was last reported, or an order was observed."""
 
-    # -- starting
-
     async def run(self) -> int:
         """Run until a signal (0) or until only a new process can go on (1). Raises CannotStart."""
         starting = asyncio.create_task(self._start(), name="start")
@@ -226,8 +224,6 @@ class WorkerApp:
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)
         logger.info("worker.started worker_id=%s topics=%d", self.settings.worker_id, len(partitions))
-
-    # -- while it runs
 
     def _finish(self, code: int) -> None:
         if not self._over.done():
@@ -343,8 +339,6 @@ class WorkerApp:
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
-    # -- looked at from outside
-
     def _orders_observed(self) -> None:
         """Report the revision only after the turn that the orders have made due: that turn decides what they change."""
         assert self._parts is not None
@@ -446,8 +440,6 @@ class WorkerApp:
             for kind, size in sizes.items():
                 if size is not None:
                     metrics.memory.labels(device.device, kind).set(size)
-
-    # -- stopping
 
     async def stop(self) -> None:
         """In order: stop taking, finish or hand back, flush, commit, leave the group, end the engines, close."""

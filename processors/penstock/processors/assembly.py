@@ -30,15 +30,14 @@ from penstock.processors.faults import Faults
 from penstock.processors.images.inputs import image_inputs
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
-from penstock.processors.kafka.desired import DesiredFollower
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.partition_watch import PartitionWatch
-from penstock.processors.kafka.peer_reports import PeerReports
 from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
+from penstock.processors.kafka.record_follower import DesiredFollower, PeerReports
 from penstock.processors.kafka.told_streams import LOOK_BACK_S, ToldStreams
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics

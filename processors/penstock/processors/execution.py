@@ -141,8 +141,6 @@ class Execution:
         await self._tasks.cancel()
         self._images.close()
 
-    # -- effects
-
     def prepare(self, effect: Prepare) -> None:
         """Read the conversation and have the prompt counted."""
         self._tasks.start(self._prepare(effect))
@@ -415,8 +413,6 @@ class Execution:
         except NotFound:
             return None
 
-    # -- events of a run
-
     def delta(self, subject: Subject, run_id: str, delta: Delta) -> None:
         text, token_ids = delta.text, delta.token_ids
         first_s = self._flow.output.delta(subject, run_id, text, token_ids, self._clock(), delta.calls, delta.logprobs)
@@ -448,8 +444,6 @@ class Execution:
         else:
             self._flow.attempts.failed(subject, run_id, error, self._clock(), again=again)
         self._changed()
-
-    # -- inside
 
     async def _to_sum_up(self, subject: Subject, conversation_id: str, goes_on: Callable[[], bool]) -> ToSumUp:
         """What a summary is to be made of. Raises NotFound, LostOwnership."""

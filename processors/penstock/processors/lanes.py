@@ -60,8 +60,6 @@ class Lanes:
         self._serving.publish_models()
         self._wake()
 
-    # -- what operators order
-
     def configure(self, models: Sequence[ModelConfig], removed: Set[str]) -> None:
         """These models are served from now on; new ones are preloaded, if they are to be."""
         former = set(self._serving.models)
@@ -82,8 +80,6 @@ class Lanes:
         self._flow.orders.pause(kind, name, paused)
         self._changed()
 
-    # -- effects
-
     def size(self, effect: Size) -> None:
         self._manager.size(effect.model)
 
@@ -99,8 +95,6 @@ class Lanes:
             self._metrics.evictions.labels(effect.model, effect.reason).inc()
         self._manager.unload(effect.model, effect.replica)
         self._serving.publish_models()
-
-    # -- the manager's reports
 
     def sized(self, model: str, size: ModelSize) -> None:
         told = self._serving.catalog.get(model).vram_bytes
@@ -183,8 +177,6 @@ class Lanes:
             self._metrics.unloads.labels(model, reason).inc()
         self._flow.replicas.gone(model, replica, self._clock())
         self._changed()
-
-    # -- for events
 
     def engine(self, model: str, replica: int) -> Engine | None:
         return self._manager.engine(model, replica)

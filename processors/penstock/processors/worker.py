@@ -143,8 +143,6 @@ class Worker:
         """Give the worker its rooms; they need the worker's callbacks, so they are made after it."""
         self._rooms = rooms
 
-    # -- events from Kafka
-
     def on_batch(self, batch: Batch) -> None:
         """Records of one partition. Never waits."""
         self._rooms.faults.hit("intake")
@@ -209,8 +207,6 @@ class Worker:
         for offset in offsets:
             self._rooms.flow.arrivals.gone((*tp, offset), self._clock())
         self.changed()
-
-    # -- turns of the shell
 
     def changed(self) -> None:
         """An event went into the flow: take a turn, soon."""
@@ -315,8 +311,6 @@ class Worker:
             self._held = wanted
             self._hold(wanted)
 
-    # -- effects
-
     def _start(self, effect: ask.Start) -> None:
         subject = effect.subject
         self._rooms.journal.started(subject.first_key, subject.request_id, subject.attempt)
@@ -393,8 +387,6 @@ class Worker:
         if not self.broken:  # what ran when this worker broke may be what broke it
             self._rooms.journal.ended(effect.key, effect.request_id)
 
-    # -- time
-
     async def tick_forever(self) -> None:
         """The one ticker: does everything that is due by time, for all requests."""
         next_slow = next_positions = 0.0
@@ -427,8 +419,6 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._holds_work.wait()
-
-    # -- stopping and looking
 
     def stop_taking(self) -> None:
         """From here on nothing is taken or started. What is queued is handed back, and nothing is published of that."""

@@ -176,8 +176,6 @@ class ConversationReplay:
         )
         self._uncommitted.clear()
 
-    # -- batches
-
     def _next_batch(self) -> _Batch | None:
         if self._batches and self._clock() - self._read_at > STALE_S:
             self._batches.clear()

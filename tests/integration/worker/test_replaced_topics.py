@@ -16,7 +16,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
 from penstock.processors.kafka import record_follower
 from penstock.processors.kafka.control import ControlFollower
-from penstock.processors.kafka.desired import DesiredFollower
+from penstock.processors.kafka.record_follower import DesiredFollower
 from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import key_of
 from penstock.schemas.records import ControlCommand, DesiredState

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from kit.cli import ScriptedGateway
-from penstock.cli.checks import Check
 from penstock.cli.doctor import (
     broker_setting_checks,
     conversation_check,
@@ -20,7 +19,7 @@ from penstock.cli.doctor import (
     readiness_check,
     waiting_checks,
 )  # fmt: skip
-from penstock.cli.live_checks import artifact_checks, artifacts_location, missing_queue_topics, within
+from penstock.cli.live_checks import Check, artifact_checks, artifacts_location, missing_queue_topics, within
 from penstock.cli.paths import free_port
 from penstock.cli.readiness import Readiness, ReadinessWatch, readiness_of
 from penstock.cli.topics import broken, to_alter, unequal_topics

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import kafka_jars
-from penstock.cli.embedded_kafka import new_cluster_id
+from penstock.cli.embedded_kafka import archive_options, new_cluster_id
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.kafka_archive import archive_options
 
 Released = Callable[[bytes], Path]
 

@@ -9,9 +9,9 @@ import pytest
 
 from kit.cli import Json, ScriptedGateway, invoke
 from kit.refusals import refused
-from penstock.cli.commands import image_files, submit_image
+from penstock.cli.commands import submit_image
 from penstock.cli.commands.common import Gateway
-from penstock.cli.commands.submit_words import OTHER_NAMES, with_command
+from penstock.cli.commands.submit import OTHER_NAMES, with_command
 from penstock.cli.commands.submitting import Sent
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.schemas.tasks import TASKS
@@ -150,10 +150,10 @@ def test_images_are_saved_in_a_folder_or_in_the_named_file(gateway: ScriptedGate
     content = {image["url"]: image["url"] * 20_000 for image in images}  # more than one piece
     gateway.play({f"GET {url}": text for url, text in content.items()})
     client = Gateway(url=gateway.url)
-    saved = image_files.save_images(client, "0123456789", images, tmp_path / "new")
+    saved = submit_image.save_images(client, "0123456789", images, tmp_path / "new")
     assert [path.name for path in saved] == ["01234567-0.png", "01234567-1.png"]
     assert [json.loads(path.read_text()) for path in saved] == [*content.values()]
-    (one,) = image_files.save_images(client, "0123456789", images[:1], tmp_path / "dam.png")
+    (one,) = submit_image.save_images(client, "0123456789", images[:1], tmp_path / "dam.png")
     assert (one, one.read_bytes()) == (tmp_path / "dam.png", saved[0].read_bytes())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dam.png", "new"], "no partial file remains"
 

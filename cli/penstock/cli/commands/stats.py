@@ -1,14 +1,17 @@
-"""`penstock stats` and `penstock devices`: how much is under way, and who holds which memory."""
+"""`penstock stats`, `devices` and `workers`: how much is under way, and who holds which memory."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list, print_table
 from penstock.cli.commands.models import size_text
+from penstock.cli.option_groups import App
 
 MEMORY = ("limit", "reserved", "measured", "foreign")
 
@@ -68,4 +71,26 @@ def _device_row(device: Mapping[str, Any]) -> list[str | None]:
         f"{device['worker_id']} {device['device']}",
         *(size_text(device[f"{name}_bytes"]) for name in MEMORY),
         ", ".join(f"{one['model']} {size_text(one['bytes'])}" for one in device["holders"] or []),
+    ]
+
+
+app = App(no_args_is_help=True, help="The workers and what they do.")
+
+
+@app.command("list")
+def list_workers(gateway: Gateway, as_json: AsJson = False) -> None:
+    """Each worker with its models, queues and work. Example: penstock workers list --json"""
+    found = gateway.call("GET", "/v1/admin/stats").get("workers", [])
+    columns = ["worker", "state", "models", "queued", "running", "seen"]
+    print_list(found, as_json=as_json, columns=columns, row=_row, empty="no workers")
+
+
+def _row(worker: dict[str, Any]) -> list[Any]:
+    return [
+        worker["worker_id"],
+        worker["state"],
+        ", ".join(f"{m['model']} ({m['state']})" for m in worker.get("models", [])),
+        " ".join(f"{name}:{count}" for name, count in worker.get("queued", {}).items()),
+        worker.get("running"),
+        f"{time.time() - datetime.fromisoformat(worker['updated_at']).timestamp():.0f} s ago",
     ]

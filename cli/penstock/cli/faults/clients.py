@@ -105,8 +105,6 @@ class Clients:
                 self._history.note("not_settled", how=f"a client failed: {ended!r}")
         await self._http.aclose()
 
-    # -- what all note
-
     def _accepted(self, one: Asked, request_id: str) -> None:
         known = {"text": text_or_digest(one.text), "streams": one.streams, "client": one.client}
         webhook = "callback_url" in one.body
@@ -153,8 +151,6 @@ class Clients:
                     return
             await asyncio.sleep(AGAIN_S)
 
-    # -- over HTTP
-
     async def _submit(self, one: Asked) -> str:
         while True:
             with suppress(*_LOST):
@@ -200,8 +196,6 @@ class Clients:
                             ended = ended or frame["type"] == "result"
             await asyncio.sleep(AGAIN_S)
 
-    # -- over WebSocket
-
     async def _socket(self, share: Sequence[Asked]) -> None:
         """One socket for all of them, opened again where it is lost."""
         accepted: dict[int, str] = {}
@@ -238,8 +232,6 @@ class Clients:
             return {"type": "submit", "request": one.fields(), "idempotency_key": key, "id": one.number}
         after = {"after": cursors[request_id]} if cursors.get(request_id) else {}
         return {"type": "subscribe", "request_id": request_id, **after}
-
-    # -- straight onto the topic
 
     async def _produce(self, asked: Sequence[Asked]) -> None:
         await asyncio.to_thread(self._produce_all, asked)

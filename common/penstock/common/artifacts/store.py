@@ -84,8 +84,6 @@ class ArtifactStore:
     def now_ms(self) -> int:
         return int(self._clock() * 1000)
 
-    # -- writing
-
     def put(
         self,
         tenant: str,
@@ -196,8 +194,6 @@ class ArtifactStore:
         """Whether `output {store, prefix}` can be followed here. Raises InvalidRequest naming what is wrong."""
         self.places.check(store, prefix)
 
-    # -- reading
-
     def describe(self, tenant: str, artifact_id: str) -> Artifact:
         """The reference. Raises NotFound for an id that this tenant does not have, or has no more."""
         artifact = self.peek(tenant, artifact_id)
@@ -304,8 +300,6 @@ class ArtifactStore:
             later = replace(artifact, expires_at_ms=until_ms)
             self._main.put(about_path(artifact.tenant, artifact.artifact_id), facts.to_json(later))
 
-    # -- removing
-
     def delete(self, tenant: str, artifact_id: str, *, even_held: bool = False) -> None:
         """Remove it; one that is not there is no error. Raises Conflict when a conversation holds it."""
         if not even_held and (held := self.holds.of(tenant, artifact_id)):
@@ -343,8 +337,6 @@ class ArtifactStore:
     def remove(self, store: str | None, path: str) -> None:
         """Remove one object of a place; one that is not there is no error."""
         self.places[store].delete(path)
-
-    # -- within
 
     def _items(self, tenant: str, store: str | None = None) -> Iterator[Mapping[str, Any]]:
         return self.places[store].items(check_tenant(tenant))

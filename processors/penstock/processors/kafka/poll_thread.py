@@ -357,8 +357,6 @@ class PollThread:
         self._kafka, self._lost = self._new_consumer(), False
         self._subscribe()
 
-    # -- commits
-
     def _send_commits(self) -> None:
         unanswered = self._commits.sent
         if unanswered is not None and time.monotonic() - self._sent_at > ANSWER_S:

@@ -297,8 +297,6 @@ class Publisher:
         self._flush()
         self._send_letters()
 
-    # -- gathering
-
     def _send(self, outgoing: _Outgoing) -> None:
         outgoing.number = next(self._numbers)
         if self._loop is None or not (self._under_way or self._gathered or self._waiting):
@@ -355,8 +353,6 @@ class Publisher:
             return True
         closed.probe = outgoing
         return False
-
-    # -- offering
 
     def _offer(self, outgoing: _Outgoing) -> bool:
         """False while the local queue refuses it. Never raises."""
@@ -444,8 +440,6 @@ class Publisher:
         outgoing.value = outgoing.substitute(error)
         outgoing.substitute = None
         return True
-
-    # -- dead letters
 
     def _send_letters(self) -> None:
         while self._letters and self._letters_under_way < LETTER_WINDOW:

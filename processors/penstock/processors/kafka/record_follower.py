@@ -1,4 +1,5 @@
-"""Following a compacted topic of orders: read to its end at the start, then on. Nothing on it ends a worker.
+"""Following the compacted topics of orders and of reports: read to the end at the start, then on. Nothing on them ends
+a worker.
 
 A topic that is deleted and made anew is another topic: the offsets of the former one mean nothing in it. It is known by
 Kafka's topic id, and read from its beginning.
@@ -8,17 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from penstock.common import admin
+from penstock.common.arrivals import Arrivals
 from penstock.common.background import BackgroundTasks
+from penstock.common.clock import steady_ms
+from penstock.common.desired import WITHDRAWN, DesiredRecord, read_record
 from penstock.common.read_rights import ReadRights
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
+from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, PenstockError, RegistryUnavailable
+from penstock.schemas.records import WorkerState
+from penstock.schemas.topics import is_of_gateway
 
 logger = logging.getLogger(__name__)
 
@@ -219,3 +228,67 @@ class RecordFollower(Generic[T]):
                 self._on_records([record])
             except Exception:
                 logger.exception("%s.passed_over", self._name)
+
+
+class PeerReports(RecordFollower[WorkerState]):
+    """Follows the topic from its start; `on_reports` runs on the event loop, in log order."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        codec: Codec,
+        loop: asyncio.AbstractEventLoop,
+        on_reports: Callable[[Sequence[WorkerState]], None],
+    ) -> None:
+        self._arrivals = Arrivals()
+        self._arrivals.begin(sys.maxsize)
+
+        def read(message: RawMessage) -> WorkerState | None:
+            return report_in(message, codec, self._arrivals.heard_ms(message, steady_ms()))
+
+        super().__init__(settings, settings.names.worker, read, loop, on_reports, name="peers")
+
+    async def start(self, deadline_s: float) -> None:
+        await super().start(deadline_s)
+        self._arrivals.begin(0)
+
+
+def report_in(message: RawMessage, codec: Codec, heard_ms: int) -> WorkerState | None:
+    """A worker's report, with the time at which it was heard here for that of the other's clock; None of all else."""
+    if message.value is None or is_of_gateway(message.key):
+        return None
+    return replace(codec.decode(message.value, WorkerState), updated_at=heard_ms)
+
+
+class DesiredFollower(RecordFollower[DesiredRecord]):
+    """Follows the topic from its start; `on_records` runs on the event loop, in log order.
+
+    `on_topic` gets Kafka's id of a topic before its first record, also of one that was made anew.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        codec: Codec,
+        loop: asyncio.AbstractEventLoop,
+        on_records: Callable[[Sequence[DesiredRecord]], None],
+        on_topic: Callable[[str | None], None] = lambda _: None,
+    ) -> None:
+        super().__init__(
+            settings,
+            settings.names.desired,
+            lambda message: read_record(message, codec),
+            loop,
+            on_records,
+            name="desired",
+        )
+        self._on_topic = on_topic
+
+    def topic_begins(self, topic_id: str | None) -> None:
+        self._on_topic(topic_id)
+
+    def key_of(self, record: DesiredRecord) -> str:
+        return record.key
+
+    def withdrawals(self, keys: Sequence[str]) -> list[DesiredRecord]:
+        return [DesiredRecord(key, None, WITHDRAWN) for key in keys]

@@ -110,8 +110,6 @@ class Machine:
             )
         )
 
-    # -- reading
-
     def facts(self, device: str) -> DeviceFacts | None:
         return self._facts.get(device)
 
@@ -124,8 +122,6 @@ class Machine:
         """By device that cannot be measured: why, and for how many seconds."""
         now = time.monotonic()
         return {device: (reason, now - since) for device, (reason, since) in self._unread_since.items()}
-
-    # -- measuring
 
     async def observe(self, residents: Sequence[Resident]) -> Observation:
         """Measure all devices. What a device's driver does raises nothing: see `Observation.unread`."""

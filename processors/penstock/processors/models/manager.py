@@ -106,8 +106,6 @@ class ModelManager:
             if former is None or config is None or engine_identity(former) != engine_identity(config):
                 del self._sizes[model]
 
-    # -- what is known
-
     def engine(self, model: str, replica: int) -> Engine | None:
         """The engine of a replica that takes runs, else None."""
         held = self._held.get((model, replica))
@@ -129,8 +127,6 @@ class ModelManager:
         if config is not None and config.vram_bytes is not None:
             return config.vram_bytes
         return None if size is None else size.need_bytes
-
-    # -- what it is asked to do
 
     def size(self, model: str) -> None:
         """Find out how large a model is. → sized, size_failed"""
@@ -250,8 +246,6 @@ class ModelManager:
         self._forget(held)
         if not self._stopping:
             self._reports.down(held.model, held.replica, code)
-
-    # -- inside
 
     def _forget(self, held: _Held) -> None:
         if self._held.get((held.model, held.replica)) is held:

@@ -101,8 +101,6 @@ class Serving:
         await self.manager.stop()
         await self.remembered.keep()
 
-    # -- for the shell
-
     @property
     def models(self) -> list[str]:
         """In the order they are configured."""
@@ -213,8 +211,6 @@ class Serving:
         """Whether it opens images itself, under guard: it is given files rather than pixels."""
         return self.catalog.get(model).kind.opens_images
 
-    # -- devices
-
     async def observe(self) -> None:
         """Measure the devices; what no grant explains is not granted again."""
         found = await self.machine.observe(list(self._residents()))
@@ -266,8 +262,6 @@ class Serving:
     def _peaks(self) -> dict[tuple[str, int], int]:
         places = [(lane.name, number) for lane in self._flow.lanes.values() for number in lane.replicas]
         return {place: self.peak_memory(*place) or 0 for place in places}
-
-    # -- for reports
 
     def model_states(self) -> list[ModelState]:
         """One for each replica, and one for each model that has none."""

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 from kit.cli import invoke
 from penstock.cli.commands import fault_table
-from penstock.cli.faults import plot, runner, site
+from penstock.cli.faults import runner, site
 from penstock.cli.faults.checker import Row
 
 HEAD = '{"what": "row", "at": 0, "row": "none", "moment": "mid_stream", "faults": false, "seed": 1, "commit": "abc"}'
@@ -79,7 +79,7 @@ def test_a_signal_shows_the_rows_so_far(kept: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_run(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    monkeypatch.setattr(fault_table, "find_spec", lambda name: None)
     done = run("--rows", "worker:queued", "--plot", str(kept / "a.png"))
     assert done.exit_code == 2
     assert "penstock[bench]" in done.stderr

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.engines.encodable import EncodableStream
+from penstock.processors.engines.remote.wire import EncodableStream
 from penstock.schemas.texts import encodable
 
 ANY_CHARACTER = st.characters() | st.sampled_from(["\ud83d", "\ude00", "\ud800", "\udfff", "é", "🙂"])

@@ -8,7 +8,7 @@ from kit.records import CODEC, NAMES, gateway_state, worker
 from penstock.common.clock import steady_ms
 from penstock.common.reader import RawMessage
 from penstock.processors.core.peers import Peers
-from penstock.processors.kafka.peer_reports import report_in
+from penstock.processors.kafka.record_follower import report_in
 from penstock.schemas.records import Record
 
 NOW = 1_700_000_000_000

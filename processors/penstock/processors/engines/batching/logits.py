@@ -139,8 +139,6 @@ class ControlledRunner(ModelRunner):
                 scores[row] = scores[row].masked_fill(scores[row] < least, -math.inf)
         return scores
 
-    # -- sampling
-
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         super()._sample(scores, output_ids)
         if not self._rows:
@@ -166,8 +164,6 @@ class ControlledRunner(ModelRunner):
         for place, (row, control) in enumerate(rows):
             top = tuple(tops[place][: control.options.top_logprobs])
             control.logprobs.append(Logprob(tokens[row], chosen[place], top))
-
-    # -- failures
 
     def _end(self, control: Control, error: PenstockError) -> None:
         self._fail(control.state.request_id, error)

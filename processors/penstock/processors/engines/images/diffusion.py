@@ -23,7 +23,6 @@ from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.images.diffusion_batch import Batch
 from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, Job, Part, make_job
-from penstock.processors.engines.images.diffusion_memory import run_need
 from penstock.processors.engines.images.diffusion_pipelines import Pipelines
 from penstock.processors.engines.process.loading import device_name, dtype_name, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
@@ -105,8 +104,6 @@ class DiffusionBackend:
     def measured_memory(self) -> int:
         return Meter(device_name(self._options)).used_bytes()
 
-    # -- batches
-
     def compute(self, batch: Sequence[Part]) -> list[list[Any]]:
         return Batch(batch, self._pipelines, self._tell).run()
 
@@ -163,3 +160,23 @@ class DiffusionBackend:
             size = {"width": image.width, "height": image.height}
             files.append({"data": data, "media_type": media_type, **size, "seed": seed})
         return Finished(run_id=job.run_id, output={"images": files}, finish_reason="stop")
+
+
+COPIES = 3
+"""Tensors of the widest layer that are there together."""
+TILE_PIXELS = 512 * 512
+"""A VAE that works in tiles holds one of them."""
+
+
+def run_need(
+    *, pixels: int, rows: int, latent_scale: int, vae_width: int, model_width: int, element_bytes: int, tiled: bool
+) -> int:
+    """Bytes that a run of so many images takes while it goes through the model and, after it, the VAE's decoder.
+
+    `vae_width` and `model_width` are the channels of the first blocks: activations are largest there.
+    """
+    decoding = (min(pixels, TILE_PIXELS) if tiled else pixels * rows) * vae_width * COPIES * element_bytes
+    places = pixels // (latent_scale * latent_scale)
+    # Guidance doubles the rows; a block keeps what it skips over, its queries, keys and values.
+    stepping = 2 * rows * places * model_width * 4 * COPIES * element_bytes
+    return max(decoding, stepping) + rows * pixels * 3 * 4

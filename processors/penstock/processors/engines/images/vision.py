@@ -71,8 +71,6 @@ class VisionBackend:
         self._vocabulary = 0
         self._encodes = False
 
-    # -- loading
-
     def load(self) -> EngineInfo:
         from transformers import AutoModelForImageTextToText
         from transformers.utils.logging import disable_progress_bar
@@ -105,8 +103,6 @@ class VisionBackend:
 
         inputs = self._on_device(self._prompts.caption(Image.new("RGB", (64, 64)), None))
         self._generate([Row("warm-up", inputs, 1, GREEDY, None)], lambda: None)
-
-    # -- preparing
 
     def prepare(self, spec: RunSpec) -> tuple[Prepared, Row]:
         """Raises ContextLengthExceeded, InvalidRequest, UnsupportedParameter."""
@@ -181,8 +177,6 @@ class VisionBackend:
             for name, tensor in inputs.items()
             if isinstance(tensor, torch.Tensor)
         }
-
-    # -- running
 
     def run(self, spec: RunSpec, prompt: Row) -> None:
         tokens = int(prompt.inputs["input_ids"].shape[1]) if "input_ids" in prompt.inputs else 0

@@ -120,8 +120,6 @@ class ManagedEngine(Engine):
     def left_pid(self) -> int | None:
         return None if self._process is None or not self._process.left else self._process.pid
 
-    # -- its life
-
     async def start(self) -> None:
         """Start the server, wait until it is healthy. Raises CannotLoad, EngineFailed. Cancelled, it ends the tree."""
         if self._state is not EngineState.NEW:
@@ -331,8 +329,6 @@ class ManagedEngine(Engine):
             # One that still loads has nothing to finish.
             await self._process.end(orderly=ready)
 
-    # -- runs
-
     async def prepare(self, spec: RunSpec) -> Prepared:
         # Never awaits: the worker relies on `prepares_inline`.
         return await self._alive().prepare(spec)
@@ -364,8 +360,6 @@ class ManagedEngine(Engine):
     def over(self, run_id: str) -> bool:
         """Take a run off the books; False when nobody waits for it any more."""
         return self._runs.pop(run_id, None) is not None
-
-    # -- what is known of it
 
     def limits(self) -> Limits:
         if self._remote is not None:

@@ -86,8 +86,6 @@ class Channel:
         self._on_lost = lambda: None
         self._end()
 
-    # -- writing
-
     def _writable(self) -> None:
         self._write()
         if not self._unsent and not self._over:
@@ -115,8 +113,6 @@ class Channel:
                 return
             sent -= len(piece)
             self._unsent.popleft()
-
-    # -- reading
 
     def _readable(self) -> None:
         for _ in range(_AT_ONCE):
@@ -178,8 +174,6 @@ class Channel:
             return
         buffers, self._apart = self._apart, []
         self._on_message(pickle.loads(frame, buffers=buffers))
-
-    # -- the end
 
     def _end(self) -> None:
         """Once: either side has closed, or cannot be spoken to any more."""

@@ -81,8 +81,6 @@ class ChildEngine(Engine):
     def left_pid(self) -> int | None:
         return None if self._process is None or not self._process.left else self._process.pid
 
-    # -- its life
-
     async def start(self) -> None:
         """Fork and load. Raises EngineFailed, or what loading raised. Cancelled, it kills the process at once."""
         if self._state is not EngineState.NEW:
@@ -134,8 +132,6 @@ class ChildEngine(Engine):
     def info(self) -> EngineInfo:
         return self._info
 
-    # -- runs
-
     async def prepare(self, spec: RunSpec) -> Prepared:
         process = self._alive()
         spec = self._without_far_history(spec)
@@ -185,8 +181,6 @@ class ChildEngine(Engine):
         if self._process is None or self._state is not EngineState.READY:
             raise EngineGone(f"the engine of {self.model} is {self._state}", retry_after_s=0.5)
         return self._process
-
-    # -- events of the process
 
     def _on_events(self, events: list[tuple[Any, ...]]) -> None:
         for event in events:
@@ -277,8 +271,6 @@ class ChildEngine(Engine):
     def _tell_batches(self, most: int) -> None:
         """Operators see in the log that batches became smaller, and that they have grown back."""
         logger.info("engine.batches model=%s most=%d", self.model, most)
-
-    # -- death
 
     def _check_silence(self) -> None:
         """Kill a process that gives no sign of life. It counts as dead from then on: SIGKILL may not end it soon."""

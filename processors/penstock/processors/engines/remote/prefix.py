@@ -90,8 +90,6 @@ def delivered(text: str, prompt_tokens: int | None, tokens_with_text: int | None
     return Delivered(text=text, prompt_tokens=prompt_tokens, tokens=tokens_with_text - prompt_tokens)
 
 
-# -- the trial
-
 QUESTION = "Count from one to ten in words, with commas."
 BEGUN = "One, two, three, four,"
 FIRST, NEXT = "One, two", "five"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.engines.base import Message, Prepared, RunSpec
-from penstock.processors.engines.encodable import EncodableStream
 from penstock.processors.engines.remote.echoed import finite_logprob, tokens_of, with_logprobs
 from penstock.processors.images.files import as_sent
 from penstock.schemas.bodies import EmbeddingPayload, TextPayload
@@ -133,6 +133,19 @@ def _part(part: Json) -> Json:
         return part
     data, media_type = as_sent(part["image"])
     return {"type": "image_url", "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}}
+
+
+class EncodableStream:
+    """`texts.encodable` for a text in pieces: the first half of a surrogate pair waits for the second."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
+
+    def feed(self, text: str) -> str:
+        return self._decoder.decode(text.encode("utf-16-le", "surrogatepass"))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
 
 
 @dataclass(slots=True)

@@ -112,8 +112,6 @@ class TextBackend:
         self._vocabulary = 0
         self._window = 0
 
-    # -- loading
-
     def load(self) -> EngineInfo:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
@@ -197,8 +195,6 @@ class TextBackend:
             vocabulary=self._vocabulary,
         )
         self._batching.on_news = self._on_news
-
-    # -- preparing
 
     async def before_prepare(self, spec: RunSpec) -> None:
         """Have its grammar compiled. Raises as `prepare`, and Overloaded."""
@@ -317,8 +313,6 @@ class TextBackend:
     def _first_id(self) -> int:
         bos = self._tokenizer.bos_token_id
         return int(bos if bos is not None else min(self._eos, default=0))
-
-    # -- running
 
     def run(self, spec: RunSpec, prompt: Prompt) -> None:
         plan = prompt.plan

@@ -176,8 +176,6 @@ class EmbeddingBackend:
     def peak_memory(self) -> int:
         return self._meter.peak_bytes()
 
-    # -- computing
-
     def compute(self, batch: Sequence[_Text]) -> list[Vector]:
         return self._forward([text.ids for text in batch])
 

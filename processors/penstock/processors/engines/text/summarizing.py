@@ -17,6 +17,7 @@ from dataclasses import replace
 from penstock.common.background import BackgroundTasks
 from penstock.common.tasks import end_all
 from penstock.processors.engines.base import (
+    Delta,
     Engine,
     EngineGone,
     EngineInfo,
@@ -24,6 +25,7 @@ from penstock.processors.engines.base import (
     Finished,
     Limits,
     Prepared,
+    Preview,
     Progress,
     RunFailed,
     RunSpec,
@@ -41,8 +43,34 @@ from penstock.processors.engines.text.summary_parts import (
     text_of,
     whole_prompt,
 )
-from penstock.processors.engines.text.summary_runs import PartRun
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InternalError, PenstockError
+
+
+class PartRun:
+    """`outcome` is set once, with what the engine told."""
+
+    def __init__(self, run_id: str, sink: GuardedSink) -> None:
+        self.outcome: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
+        self._run_id = run_id
+        self._sink = sink
+
+    def on_delta(self, delta: Delta) -> None:
+        self._sink.delta(replace(delta, run_id=self._run_id))
+
+    def on_progress(self, progress: Progress) -> None:
+        """A part's own steps are not those of the summary."""
+
+    def on_preview(self, preview: Preview) -> None:
+        """Text has none."""
+
+    def on_finished(self, finished: Finished) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(finished)
+
+    def on_failed(self, failed: RunFailed) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(failed)
+
 
 logger = logging.getLogger(__name__)
 
@@ -142,8 +170,6 @@ class SummarizingEngine(Engine):
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.cancel()
-
-    # -- one summary
 
     async def _run(self, spec: RunSpec, sink: GuardedSink) -> None:
         summary = _Summary(self._inner, spec, self._sizes(spec), sink, self._part)
