@@ -143,7 +143,9 @@ def parse_request_bytes(
     try:
         body = read_body(value, "the record")
     except InvalidRequest as error:
-        raise error if error.param else BadJson(error.message) from error
+        if error.param:
+            raise
+        raise BadJson(error.message) from error
     if not isinstance(body, dict):
         raise BadJson("not a JSON object")
     own, given = aliases.translate(aliases.with_payload(cast("dict[str, Any]", body)), topic_kind)

@@ -12,7 +12,7 @@ from kit.refusals import refused
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.view.fleet import ABSENT_MS, Fleet
 from penstock.schemas.errors import ContextLengthExceeded
-from penstock.schemas.records import ModelInfo, WorkerState
+from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, WorkerState
 
 NOW, LATE = 1_000_000_000, 20_000
 CHAT = ["text_generation"]
@@ -173,6 +173,24 @@ def test_loads_and_evictions_follow_from_the_reports_of_a_worker() -> None:
     by_name = {(one.event, one.model): one for one in fleet.model_events.newest()}
     assert by_name["failed", "a"].to_json()["cause"] == "needs 9 GiB"
     assert [one.load_seconds for one in fleet.model_events.newest() if one.event == "loaded"] == [None, 2.5]
+
+
+def test_a_removed_model_is_unloaded_once_nothing_holds_its_memory() -> None:
+    holds = [
+        DeviceState(
+            device="cpu",
+            kind="cpu",
+            total_bytes=9,
+            reserved_bytes=1,
+            used_bytes=1,
+            holders=[DeviceHolder(model="m", bytes=1)],
+        )
+    ]
+    reports = [said("w1", chat(), ago_ms=9, devices=holds), *(said("w1", ago_ms=ms, devices=holds) for ms in (8, 7))]
+    fleet = fed(*reports)
+    assert events(fleet) == []
+    hear(fleet, said("w1", ago_ms=6), NOW)
+    assert events(fleet) == [("unloaded", "m", "removed")]
 
 
 @pytest.mark.parametrize(

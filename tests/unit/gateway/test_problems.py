@@ -80,7 +80,19 @@ DIED = "the model chat has died and cannot be loaded again"
 HELD = [(("t", 2), Held(7, 3, 5)), (("t", 3), Held(9, 1, 6))]
 BESIDE_KAFKA: dict[str, Any] = {"behind": "the broker does not answer", "tried": [Tried("orders", 1, NO)]}
 TELLS = [
-    tells("no_worker", seen(LOST, waiting=WAITS), affects="3 requests wait"),
+    tells(
+        "no_worker",
+        seen(LOST, waiting=WAITS),
+        affects="3 requests wait",
+        cause="no worker is alive: w stopped reporting",
+    ),
+    tells(
+        "no_worker",
+        seen(LOST, live("new", state="starting"), running=14),
+        affects="0 requests wait; 14 that ran wait for another worker",
+        cause="no worker is alive: w stopped reporting; new is starting",
+        action=Action(label="see what it waits for", command="penstock workers list"),
+    ),
     tells("worker_silent", seen(live(), live("gone", updated_at=NOW - 59_000)), subject="gone"),
     tells(
         "worker_silent",  # `Fleet` keeps such a worker
@@ -123,6 +135,13 @@ TELLS = [
         cause="no live worker is in the pool night",
     ),
     tells("model_unknown", seen(waiting=[waits(model="gpt")]), subject="gpt", affects="3 requests wait"),
+    tells(
+        "task_without_model",
+        seen(waiting=[waits(task="embedding", model=None)]),
+        subject="embedding",
+        affects="3 requests wait",
+        cause="no worker of the common pool serves a model for the task embedding",
+    ),
     tells("files_differ", seen(live("a", model_state("chat"), model_state("extra")), live("b"))),
     tells("artifacts_unusable", seen(tried=[Tried("artifacts", 1, Problem("no", "disk full"))]), cause="no: disk full"),
     tells("orders_unusable", seen(tried=[Tried("orders", 1, NO)])),
@@ -178,6 +197,11 @@ TELLS = [
     tells("device_short", seen(live(devices=[device()], **SHORT)), affects="2 requests wait"),
     tells("device_short", seen(live(devices=[device(foreign_bytes=8 * GIB)], running=1, **SHORT))),
     tells("dead_letters", seen(letters=[LetterCount(reason="engine_failed", letters=2, since_ms=7)]), since_ms=7),
+    tells(
+        "dead_letters",
+        seen(letters=[LetterCount(reason="engine_failed", letters=2, since_ms=7, newest="CUDA error")]),
+        cause="engine_failed: CUDA error",
+    ),
     tells(
         "dead_letters_unreadable",
         seen(letters=[LetterCount(reason="bad_avro", letters=2, since_ms=7, redrivable=False)]),

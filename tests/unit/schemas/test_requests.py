@@ -221,6 +221,13 @@ def test_not_json(value: bytes) -> None:
         parse_request_bytes(value, now_ms=NOW_MS)
 
 
+def test_an_error_is_not_its_own_cause() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_request_bytes(b'{"payload": {"prompt": "\\ud800"}}', now_ms=NOW_MS)
+    assert caught.value.param
+    assert caught.value.__cause__ is not caught.value
+
+
 def test_the_record_is_bounded() -> None:
     with pytest.raises(TooLarge):
         parse_request_bytes(b" " * (LIMITS.max_record_bytes + 1), now_ms=NOW_MS)

@@ -192,13 +192,17 @@ class LetterIndex:
 
     def recent(self, since_ms: int) -> list[LetterCount]:
         """Letters written since then that were not run again, by reason and by whether they can be."""
+        newest = "substr(max(printf('%015d', created_ms) || error), 16)"
         asked = (
-            "SELECT reason, count(*), min(created_ms), redrivable FROM letters"
+            f"SELECT reason, count(*), min(created_ms), redrivable, {newest} FROM letters"
             " WHERE redriven_as IS NULL AND created_ms >= ? GROUP BY reason, redrivable ORDER BY reason"
         )
         with self._lock:
             rows = self._db.execute(asked, (since_ms,)).fetchall()
-        return [LetterCount(reason=row[0], letters=row[1], since_ms=row[2], redrivable=row[3] == 1) for row in rows]
+        return [
+            LetterCount(reason=reason, letters=letters, since_ms=oldest, redrivable=redrivable == 1, newest=error)
+            for reason, letters, oldest, redrivable, error in rows
+        ]
 
     def get(self, place: Place) -> LetterFacts | None:
         found = self._select("partition = ? AND offset = ?", place, "")

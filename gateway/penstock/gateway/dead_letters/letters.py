@@ -56,6 +56,8 @@ class LetterCount:
     """When the oldest of them was written."""
     redrivable: bool = True
     """Whether they hold valid requests."""
+    newest: str = ""
+    """The error of the newest of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

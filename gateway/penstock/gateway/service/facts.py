@@ -181,6 +181,7 @@ class Facts:
             gateways=self._view.gateways.known(judged_ms),
             own_id=self._view.gateways.own_id,
             waiting=list(itertools.islice(self._view.census.waiting(at_ms), MOST_KINDS)),
+            running=sum(self._view.census.running.values()),
             depths=self._view.census.depths_by_pool(at_ms),
             ended_per_s=self._view.endings.per_s(at_ms),
             unwritten=self._follower.cannot_keep(),

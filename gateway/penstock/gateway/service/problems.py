@@ -48,6 +48,7 @@ _EXPLAINS_ALL = frozenset({"gateway_behind", "no_worker", "transaction_open", "r
 _EXPLAINS_POOL = frozenset(
     {
         *("pool_without_worker", "model_failed", "model_without_worker", "model_too_large", "model_unknown"),
+        "task_without_model",
         *("class_paused", "model_paused", "device_short"),
     }
 )
@@ -98,6 +99,8 @@ class Seen:
     own_id: str | None = None
     """This gateway's own among them."""
     waiting: Sequence[Waiting] = ()
+    running: int = 0
+    """Requests that run, as their newest statuses say."""
     depths: Mapping[tuple[str, str | None], int] = field(default_factory=dict[tuple[str, str | None], int])
     """Requests that wait, by class and pool."""
     ended_per_s: float = 0.0
@@ -171,9 +174,13 @@ class _Waiting:
         self.by_pool: dict[str | None, _Waits] = {}
         self.by_model: dict[ModelId, _Waits] = {}
         self.unknown: dict[ModelId, _Waits] = {}
+        self.any_model: dict[tuple[str, str | None], _Waits] = {}
+        """By task and pool, requests that name no model."""
         for one in seen.waiting:
             self.by_pool.setdefault(one.pool, _Waits()).add(one)
-            if one.model is not None:
+            if one.model is None:
+                self.any_model.setdefault((one.task, one.pool), _Waits()).add(one)
+            else:
                 model = named.get((one.model, one.pool))
                 group = self.unknown if model is None else self.by_model
                 group.setdefault((model or one.model, one.pool), _Waits()).add(one)
@@ -285,11 +292,7 @@ def _in_pool(pool: str | None) -> tuple[str, str]:
 def _workers(seen: Seen) -> Iterator[Found]:
     live = seen.live
     if seen.liveness.live_workers == 0:
-        waits = _Waits.of(seen.waiting).text
-        newest = max((one.updated_at for one in seen.workers if one.state != "starting"), default=None)
-        start = Action(label="start a worker", command="penstock worker")
-        cause = seen.liveness.degraded_for_operators or ""
-        yield Found(problem="no_worker", affects=waits, cause=cause, action=start, since_ms=newest)
+        yield _no_worker(seen)
         return
     held = {place for one in live for place in one.assigned}
     for one in sorted(seen.workers, key=lambda state: state.worker_id):
@@ -320,6 +323,21 @@ def _workers(seen: Seen) -> Iterator[Found]:
             action=Action(label="look at the workers", command="penstock workers list"),
             since_ms=one.updated_at,
         )
+
+
+def _no_worker(seen: Seen) -> Found:
+    waits, cut = _Waits.of(seen.waiting).text, f"; {seen.running:,} that ran wait for another worker"
+    starting = sorted(one.worker_id for one in seen.live if one.state == "starting")
+    cause = seen.liveness.degraded_for_operators or ""
+    return Found(
+        problem="no_worker",
+        affects=waits + (cut if seen.running else ""),
+        cause=cause + (f"; {', '.join(starting)} is starting" if starting else ""),
+        action=Action(label="see what it waits for", command="penstock workers list")
+        if starting
+        else Action(label="start a worker", command="penstock worker"),
+        since_ms=max((one.updated_at for one in seen.workers if one.state != "starting"), default=None),
+    )
 
 
 _PROCESSES = {
@@ -383,6 +401,7 @@ def _models(seen: Seen, waiting: _Waiting) -> Iterator[Found]:
                 problem="pool_without_worker", subject=pool, pool=pool, affects=waits.text, cause=cause, action=start
             )
     yield from _unknown(liveness, waiting.unknown)
+    yield from _without_model(liveness, waiting.any_model)
     for line in liveness.file_differences:
         look = Action(label="compare the models", command="penstock models list")
         affects = "some requests wait or take a detour"
@@ -413,6 +432,22 @@ def _unknown(liveness: Liveness, unknown: Mapping[ModelId, _Waits]) -> Iterator[
         affects = _requests(sum(waits.requests for _, waits in more))
         cause = f"no worker serves {len(more)} further models that requests name"
         yield Found(problem="model_unknown", affects=affects, cause=cause, action=look)
+
+
+def _without_model(liveness: Liveness, any_model: Mapping[tuple[str, str | None], _Waits]) -> Iterator[Found]:
+    """Requests that name no model, of a task that no model of a pool with workers has."""
+    served = {(task, one.pool) for one in liveness.models for task in one.tasks}
+    for (task, pool), waits in sorted(any_model.items(), key=lambda one: _by_name(one[0])):
+        if (task, pool) not in served and liveness.empty_pool(pool) is None:
+            yield Found(
+                problem="task_without_model",
+                subject=task,
+                pool=pool,
+                affects=waits.text,
+                cause=f"no worker of {_pool_text(pool)} serves a model for the task {task}",
+                action=Action(label="add a model for it", command="penstock models add --help"),
+                since_ms=waits.since_ms,
+            )
 
 
 def _pool_text(pool: str | None) -> str:
@@ -532,7 +567,7 @@ def _letters(letters: Iterable[LetterCount]) -> Iterator[Found]:
                 if one.redrivable
                 else f"{one.letters:,} record{many} of the last hour could not be read"
             ),
-            cause=one.reason,
+            cause=f"{one.reason}: {one.newest}" if one.newest else one.reason,
             action=again if one.redrivable else look,
             since_ms=one.since_ms,
         )

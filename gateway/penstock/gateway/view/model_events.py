@@ -59,6 +59,9 @@ class ModelEvents:
         if before is None:
             return
         was = {(one.model, one.replica): one for one in before.models}
+        if (stays := _stays(before, now)) and before.started_at == now.started_at and now.state != STOPPED:
+            now = replace(now, models=[*now.models, *stays])
+            self._keep(now, heard_ms)
         if before.started_at != now.started_at:
             self._ended(before, was, now.started_at, "worker_restarted")
             was = {}
@@ -99,6 +102,17 @@ class ModelEvents:
         for place, state in was.items():
             if state.state in LOADED:
                 self._events.append(replace(_made(worker, place, at_ms, "unloaded", reason), device=state.device))
+
+
+def _stays(before: WorkerState, now: WorkerState) -> list[ModelState]:
+    """Replicas of models that the worker no longer serves and that still hold memory: requests run on them."""
+    served = {one.model for one in now.models}
+    held = {holder.model for device in now.devices for holder in device.holders} - served
+    return [
+        replace(one, state="draining", reason="removed")
+        for one in before.models
+        if one.state in LOADED and one.model in held
+    ]
 
 
 def _event(was: ModelState, now: ModelState, *, evicted: bool) -> tuple[str, str | None] | None:

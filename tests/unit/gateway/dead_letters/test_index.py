@@ -40,6 +40,7 @@ ANY = LetterFilter()
 
 def letter(offset: int, reason: str = "engine_failed", *, partition: int = 0, **fields: object) -> LetterFacts:
     facts: Any = {"request_id": f"r{offset}", "tenant": "t", "origin": f"topic 0 {offset}", "redrivable": True} | fields
+    facts.setdefault("error", f"error {offset}")
     return LetterFacts(partition=partition, offset=offset, created_ms=1_000 + offset, reason=reason, **facts)
 
 
@@ -87,6 +88,8 @@ def test_groups_have_what_was_not_run_again_the_newest_first_and_are_counted_onc
     failed = "engine_failed"
     assert facts == [(failed, "m", 2, 2, 1_004), (failed, "n", 1, 1, 1_002), ("bad_json", None, 1, 0, 1_001)]
     assert len(index.groups(2)) == 2
+    recent = [(one.reason, one.letters, one.since_ms, one.redrivable, one.newest) for one in index.recent(1_001)]
+    assert recent == [("bad_json", 1, 1_001, False, "error 1"), (failed, 2, 1_002, True, "error 4")]
     follows = LetterFollower(KafkaSettings(), default_codec(), index)
     monkeypatch.setattr(index, "groups", Mock(wraps=index.groups))
     assert [follows.groups() for _ in range(9)] == [index.groups(200)] * 9
