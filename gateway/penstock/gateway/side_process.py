@@ -36,6 +36,11 @@ class SideProcess(Protocol):
         """Why it does not do all of its work now."""
         ...
 
+    @property
+    def oldest_ms(self) -> int | None:
+        """When the oldest piece of its work came; None if nothing waits, or if that is not known."""
+        ...
+
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""
         ...
@@ -94,11 +99,11 @@ class Reports:
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         address = health.health_host, health.health_port
         self._reporter = Reporter(name, address, self._transport, kafka.names, codecs.blocking, self._look)
-        self._waits_for: Callable[[], str | None] = lambda: None
+        self._process: SideProcess | None = None
         self.status = Status()
 
-    def start(self, waits_for: Callable[[], str | None]) -> None:
-        self._waits_for = waits_for
+    def start(self, process: SideProcess) -> None:
+        self._process = process
         self._reporter.start()
 
     async def stop(self, *, in_order: bool) -> None:
@@ -106,8 +111,13 @@ class Reports:
         await asyncio.to_thread(self._transport.close, FLUSH_S)
 
     def _look(self) -> dict[str, Any]:
-        reason = self._waits_for()
-        return {"status": self.status.by(reason), "reason": reason}
+        assert self._process is not None, "it reports once it has started"
+        reason = self._process.waits_for
+        return {
+            "status": self.status.by(reason),
+            "reason": reason,
+            "oldest_waiting_at": self._process.oldest_ms,
+        }
 
 
 async def run(
@@ -151,7 +161,7 @@ async def run(
             return EXIT_FAILED
         try:
             process.start()
-            reports.start(lambda: process.waits_for)
+            reports.start(process)
             return await over.code
         except OSError as error:
             where = f"{health.health_host}:{health.health_port}"

@@ -764,6 +764,7 @@ class GatewayState(Record):
     sockets: int | None = None
     http_requests: int | None = None
     view_bytes: int | None = None
+    oldest_waiting_at: int | None = None
 
 
 RECORDS: tuple[type[Record], ...] = (

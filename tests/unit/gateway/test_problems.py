@@ -120,6 +120,12 @@ TELLS = [
         cause="missing topics: orders",
         affects="no bridge reads the queues",
     ),
+    tells(
+        "webhooks_late",
+        seen(gateways=[heard("webhooks-h-1", oldest_waiting_at=NOW - 14 * 60_000)]),
+        cause="the oldest webhook that waits is 14 min old: its receiver does not take it",
+        since_ms=NOW - 14 * 60_000,
+    ),
     tells("gateway_behind", seen(behind="reading has stopped"), cause="reading has stopped"),
     tells(
         "model_failed",
@@ -272,6 +278,7 @@ WELL: dict[str, Seen] = {
     "gateways that have just been heard, are degraded, drain or start": seen(
         gateways=[
             heard("gateway-h-1", 7_000),
+            heard("webhooks-h-1", oldest_waiting_at=NOW - 600_000),
             *(heard(f"gateway-h-{status}", status=status) for status in ("degraded", "draining", "starting")),
         ]
     ),

@@ -80,6 +80,8 @@ class Bridge:
             metrics=metrics.render,
         )
 
+    oldest_ms = None
+
     @property
     def waits_for(self) -> str | None:
         return self._feeder.waits_for

@@ -224,6 +224,7 @@ class GatewayReport(Answer):
     sockets: int | None
     http_requests: int | None
     view_bytes: int | None
+    oldest_waiting_at: Annotated[Time | None, Field(description="When the oldest webhook that waits came.")]
 
 
 class Ticket(Answer):

@@ -353,4 +353,4 @@ def _holders(worker: WorkerState, device: DeviceState) -> list[dict[str, Any]] |
 
 def _with_times(facts: dict[str, Any]) -> dict[str, Any]:
     """A record's facts with its times as RFC 3339."""
-    return {name: rfc3339(value) if name.endswith("_at") else value for name, value in facts.items()}
+    return {name: rfc3339(value) if value and name.endswith("_at") else value for name, value in facts.items()}

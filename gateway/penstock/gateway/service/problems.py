@@ -40,6 +40,8 @@ FLOOD_S = 600
 
 SETTLES_MS = 10_000
 """What a worker reports for a moment, as while a group rebalances, is no problem."""
+WEBHOOK_LATE_MS = 600_000
+"""A webhook waits for so long although its first calls are repeated within seconds."""
 MOST_UNKNOWN = 20
 LOADING = frozenset({"loading", "draining", "unloading"})
 """States of a model on a worker in which a request for it waits with good reason."""
@@ -377,6 +379,16 @@ def _gateways(seen: Seen) -> Iterator[Found]:
                 cause=one.reason or "it gives no reason",
                 action=Action(label="look at its log", command=f"penstock logs {one.kind}"),
                 settles_ms=SETTLES_MS,
+            )
+        elif one.oldest_waiting_at is not None and seen.judged_ms - one.oldest_waiting_at > WEBHOOK_LATE_MS:
+            minutes = (seen.judged_ms - one.oldest_waiting_at) // 60_000
+            yield Found(
+                problem="webhooks_late",
+                subject=one.id,
+                affects="the receiver of a webhook has not heard of an outcome",
+                cause=f"the oldest webhook that waits is {minutes} min old: its receiver does not take it",
+                action=Action(label="see which, and its answers", command=f"penstock logs {one.kind}"),
+                since_ms=one.oldest_waiting_at,
             )
 
 

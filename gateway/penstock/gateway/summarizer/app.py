@@ -55,6 +55,8 @@ class Summarizer:
         )
         self._background = BackgroundTasks()
 
+    oldest_ms = None
+
     @property
     def waits_for(self) -> str | None:
         return self._following.waits_for or self._requests.waits_for

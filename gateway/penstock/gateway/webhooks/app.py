@@ -94,6 +94,10 @@ class WebhookProcess:
         parts = (self._erasures, self._dispatcher, self._statuses, *self._consumers)
         return next((part.waits_for for part in parts if part.waits_for is not None), None)
 
+    @property
+    def oldest_ms(self) -> int | None:
+        return self._dispatcher.oldest_ms()
+
     def start(self) -> None:
         """Raises OSError when the port of its health is taken."""
         self._health.start()

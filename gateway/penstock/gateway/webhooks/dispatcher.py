@@ -467,8 +467,12 @@ class Dispatcher:
         if not self.over.done():
             self.over.set_result(reason)
 
+    def oldest_ms(self) -> int | None:
+        """When the oldest webhook that waits here was first seen."""
+        return self._deliveries.oldest_ms()
+
     def _oldest_s(self) -> float:
-        oldest_ms = self._deliveries.oldest_ms()
+        oldest_ms = self.oldest_ms()
         return 0.0 if oldest_ms is None else max(0.0, (self._now_ms() - oldest_ms) / 1000)
 
 

@@ -45,7 +45,8 @@ function process(one) {
     html`<${State} of=${one} word=${one.alive ? one.status : "silent"} />`, html`<${Ago} at=${one.reported_at} />`,
     list(Object.entries(one.lag).map(([topic, records]) => html`<bdi>${topic}</bdi> <span class="warn">${times(records, "record")} behind</span>`),
       one.kind === "gateway" ? "none" : ""),
-    list(Object.entries(CLIENTS).filter(([name]) => one[name] != null).map(([name, shown]) => times(one[name], shown)), ""),
+    list([...Object.entries(CLIENTS).filter(([name]) => one[name] != null).map(([name, shown]) => times(one[name], shown)),
+      one.oldest_waiting_at && html`oldest webhook <${Ago} at=${one.oldest_waiting_at} />`].filter(Boolean), ""),
     one.view_bytes === null ? "" : `${count(Math.ceil(one.view_bytes / 2 ** 20))} MiB`, html`<${Ago} at=${one.started_at} />`, html`<${Home} one=${one} />`];
 }
 
