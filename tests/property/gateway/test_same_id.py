@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kit.records import chunk, request
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.rows import facts_text, restored, snapshot
+from penstock.gateway.view.rows import restored, row_of, snapshot
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import content_hash
@@ -36,8 +36,7 @@ def read(order: list[int | str], runs: int) -> Entry:
     entry = Entry("default", ID, 0)
     for step in order:
         if step == "restart":
-            row = facts_text(snapshot(entry))
-            entry = restored("default", ID, row, accepted_ms=entry.accepted_ms, erased=False)
+            entry = restored(row_of(snapshot(entry)))
         elif step == "result":
             event = replace(chunk(), request_id=ID, origin=PLACES[runs])
             if entry.fold.origin is None:

@@ -11,7 +11,7 @@ import pytest
 from kit.records import ORIGIN, chunk, claim, outcome, request, status
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, ResultFrame, SnapshotFrame, StatusFrame
-from penstock.gateway.view.rows import facts_text, restored, snapshot
+from penstock.gateway.view.rows import restored, row_of, snapshot
 from penstock.schemas.cursor import Cursor, decode_cursor
 from penstock.schemas.errors import InvalidCursor
 from penstock.schemas.fold import Chunk, ResultFold
@@ -80,7 +80,7 @@ def new_entry(*, stream: bool = True) -> Entry:
 
 def after_restart(entry: Entry) -> Entry:
     """As the store brings it back, and as it is once its outcome or its pieces were read again."""
-    again = restored("default", "r", facts_text(snapshot(entry)), accepted_ms=entry.accepted_ms, erased=False)
+    again = restored(row_of(snapshot(entry)))
     if entry.terminal is not None:
         again.hold_outcome(entry.terminal, entry.large, 0)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +29,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import StatusFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import artifact_ids_of
-from penstock.gateway.view.rows import facts_text, restored, snapshot
+from penstock.gateway.view.rows import restored, row_of, snapshot
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, PenstockError
 from penstock.schemas.records import (
@@ -253,14 +252,10 @@ def test_a_new_reason_is_news_and_a_new_estimate_is_none() -> None:
     assert frame.waiting_for["reason"] == "class"
 
 
-@pytest.mark.parametrize("later_fields", [3, 0])
-def test_the_file_keeps_it(later_fields: int) -> None:
-    """One of an earlier release has neither waiting_for nor what came after it."""
-    waits = entry(MEMORY if later_fields else None)
-    facts = json.loads(facts_text(snapshot(waits)))
-    facts[6] = facts[6][: len(facts[6]) - 3 + later_fields]
-    again = restored("default", "r", json.dumps(facts), accepted_ms=1, erased=False)
-    assert again.status == waits.status
+@pytest.mark.parametrize("reason", [MEMORY, None])
+def test_the_file_keeps_it(reason: WaitingFor | None) -> None:
+    waits = entry(reason)
+    assert restored(row_of(snapshot(waits))).status == waits.status
 
 
 def test_without_a_worker_lists_and_first_frames_say_so(view_gateway: ViewGateway) -> None:

@@ -72,9 +72,8 @@ class RequestFilter:
         """The index of the view's file that leaves the fewest rows to look at."""
         for name in ("correlation_id", "session_id", "conversation_id", "user_id"):
             if getattr(self, name) is not None:
-                both = name == "conversation_id" and self.status is not None
-                return "by_both" if both else f"by_{name.removesuffix('_id')}"
-        return "by_time" if self.status is None else "by_status"
+                return f"by_{name.removesuffix('_id')}"
+        return "by_time" if self.status in (None, "completed") else "by_status"
 
 
 ALL = RequestFilter()

@@ -19,8 +19,8 @@ WITH RECURSIVE names(tenant) AS (
 SELECT tenant FROM names WHERE tenant IS NOT NULL LIMIT ?
 """
 _ALL_ROWS, _LIVE_ROWS = "requests WHERE true", "requests INDEXED BY live WHERE done = 0"
-Place = tuple[int, str, str]
-"""(when it was accepted, request_id, tenant): the order of all lists."""
+Place = tuple[int, str, str, int]
+"""(when it was accepted, request_id, tenant): the order of all lists; and the number of the row."""
 
 
 def tenants(connection: sqlite3.Connection, where: RequestFilter) -> list[str]:
@@ -33,7 +33,7 @@ def tenants(connection: sqlite3.Connection, where: RequestFilter) -> list[str]:
     return found
 
 
-def keys_of_page(
+def numbers_of_page(
     connection: sqlite3.Connection,
     tenants: Sequence[str],
     *,
@@ -41,12 +41,12 @@ def keys_of_page(
     after: Key | None,
     newest_first: bool,
     where: RequestFilter,
-) -> list[Key] | None:
-    """The requests on one page of these tenants together, in order, behind the request `after`.
+) -> list[int] | None:
+    """The rows on one page of these tenants together, in order, behind the request `after`.
 
     None if that is unknown.
     """
-    last: Place | None = None
+    last: tuple[int, str, str] | None = None
     if after is not None:
         row = connection.execute("SELECT accepted_ms FROM requests WHERE tenant = ? AND request_id = ?", after)
         if (accepted := row.fetchone()) is None:
@@ -57,11 +57,11 @@ def keys_of_page(
         behind = "" if last is None else f" AND {_BEHIND[newest_first]}"
         # Of each further tenant and status only what goes before the last on the page so far.
         before = f" AND {_BEHIND[not newest_first]}" if len(page) == limit else ""
-        bounds = (*(last or ()), *(page[-1] if before else ()))
+        bounds = (*(last or ()), *(page[-1][:3] if before else ()))
         found = connection.execute(f"{query}{behind}{before}{_ORDER[newest_first]}", [*values, *bounds, limit])
         if rows := found.fetchall():
             page = sorted([*page, *rows], reverse=newest_first)[:limit]
-    return [(tenant, request_id) for _, request_id, tenant in page]
+    return [number for *_, number in page]
 
 
 _BEHIND = {newest: f"(accepted_ms, request_id, tenant) {'<' if newest else '>'} (?, ?, ?)" for newest in (True, False)}
@@ -76,8 +76,10 @@ def _scans(tenants: Sequence[str], where: RequestFilter) -> Iterator[tuple[str, 
     conditions = list(where.conditions())
     chosen = "".join(f" AND {condition}" for condition, _ in conditions)
     beside = [value for _, value in conditions]
-    query = f"SELECT accepted_ms, request_id, tenant FROM requests INDEXED BY {where.index}"
+    query = f"SELECT accepted_ms, request_id, tenant, number FROM requests INDEXED BY {where.index}"
+    # SQLite takes a partial index if the query repeats its condition.
+    held = " AND status <> 'completed'" if where.index == "by_status" else ""
     for status in where.statuses:
         of_status, named = ("", []) if status is None else (" AND status = ?", [status])
         for tenant in tenants:
-            yield f"{query} WHERE tenant = ? AND erased = 0{of_status}{chosen}", [tenant, *named, *beside]
+            yield f"{query} WHERE tenant = ? AND erased = 0{held}{of_status}{chosen}", [tenant, *named, *beside]

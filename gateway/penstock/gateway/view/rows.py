@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -11,37 +12,60 @@ from penstock.gateway.view.census import Counted, counted_as
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import column_values
 from penstock.gateway.view.outputs import json_at_once
-from penstock.gateway.view.request_state import metadata_bytes
+from penstock.gateway.view.request_state import NOT_KNOWN, metadata_bytes
 from penstock.schemas.labels import Labels
 from penstock.schemas.records import AttemptHistory, Origin, Place, Record, StatusEvent, WaitingFor, fields_of
 
 _ORIGIN = tuple(fields_of(Origin))
 _PLACE = tuple(fields_of(Place))
-_STATUS = tuple(name for name in fields_of(StatusEvent) if name != "origin")
 _WAITING = tuple(fields_of(WaitingFor))
+_ELSEWHERE = ("request_id", "tenant", "done", "origin", "user_id", "session_id", "correlation_id")
+_STATUS = tuple(name for name in fields_of(StatusEvent) if name not in _ELSEWHERE)
 _FACTS = (
-    "task",
+    "partitions",
     "priority",
-    "model",
-    "pool",
-    "conversation_id",
+    "deadline_ms",
+    "started_ms",
+    "waits_from_ms",
+    "content",
     "stream",
     "metadata",
-    "content",
-    "deadline_ms",
+    "pool",
     "cancelled_ms",
     "end_asked_ms",
-    "partitions",
     "former_partition",
     "redriven_from",
     "changed_priority",
-    "labels",
     "stored_text",
     "others",
-    "waits_from_ms",
-    "started_ms",
 )
+"""What is rarely set stands last: the last values that are as by default are not written."""
 _facts_of = attrgetter(*_FACTS)
+_BY_DEFAULT = _facts_of(Entry("", "", NOT_KNOWN))
+_NULLS = (None,) * len(_STATUS)
+
+
+class Row(NamedTuple):
+    """A row of the table of requests, without its number."""
+
+    tenant: str
+    request_id: str
+    accepted_ms: int
+    updated_ms: int
+    done: bool
+    erased: bool
+    must_end_ms: int
+    counted: str | None
+    status: str
+    conversation_id: str | None
+    user_id: str | None
+    session_id: str | None
+    correlation_id: str | None
+    task: str
+    model: str | None
+    klass: str
+    facts: str
+    """The rest, as a JSON list."""
 
 
 class Snapshot(NamedTuple):
@@ -97,55 +121,66 @@ def snapshot(entry: Entry) -> Snapshot:
     )
 
 
-def facts_text(copy: Snapshot) -> str:
-    """What the file holds of it in one column, as a JSON list; `restored` reads it."""
-    return json_at_once(
-        [
-            copy.partition,
-            copy.terminal_offset,
-            copy.fold,
-            copy.facts,
-            _values(copy.origin, _ORIGIN),
-            _values(copy.results_origin, _ORIGIN),
-            _status_values(copy.status),
-            None if copy.status is None else _values(copy.status.origin, _ORIGIN),
-            _values(copy.moved_to, _PLACE),
-            copy.pieces_from,
-            copy.ended,
-        ]
-    ).decode()
+def row_of(copy: Snapshot) -> Row:
+    """What the file holds of it; `restored` reads it."""
+    origin, status = _values(copy.origin, _ORIGIN), copy.status
+    facts = [
+        copy.partition,
+        copy.terminal_offset,
+        copy.fold,
+        _without_defaults(copy.facts, _BY_DEFAULT),
+        origin,
+        _unless_same(_values(copy.results_origin, _ORIGIN), origin),
+        _status_values(status),
+        None if status is None else _unless_same(_values(status.origin, _ORIGIN), origin),
+        _values(copy.moved_to, _PLACE),
+        copy.pieces_from,
+        copy.ended,
+    ]
+    counted = None if copy.counted is None else json_at_once([*copy.counted]).decode()
+    state = (copy.accepted_ms, copy.updated_ms, copy.closed, copy.erased, copy.must_end_ms)
+    return Row._make((copy.tenant, copy.request_id, *state, counted, *copy.columns, json_at_once(facts).decode()))
+
+
+def _without_defaults(values: Sequence[Any], by_default: Sequence[Any]) -> Sequence[Any]:
+    """The values, but for the last ones that are as by default."""
+    count = len(values)
+    while count and values[count - 1] == by_default[count - 1]:
+        count -= 1
+    return values[:count]
+
+
+def _unless_same(origin: list[Any] | None, known: list[Any] | None) -> list[Any] | bool | None:
+    """True for the same place as the known one."""
+    return True if origin is not None and origin == known else origin
 
 
 def _values(record: Record | None, names: tuple[str, ...]) -> list[Any] | None:
     return None if record is None else [getattr(record, name) for name in names]
 
 
-def _status_values(status: StatusEvent | None) -> list[Any] | None:
+def _status_values(status: StatusEvent | None) -> Sequence[Any] | None:
     values = _values(status, _STATUS)
-    if values is not None and status is not None:
-        values[_STATUS.index("waiting_for")] = _values(status.waiting_for, _WAITING)
-        values[_STATUS.index("history")] = None if status.history is None else status.history.to_dict()
-    return values
+    if values is None or status is None:
+        return None
+    values[_STATUS.index("waiting_for")] = _values(status.waiting_for, _WAITING)
+    values[_STATUS.index("history")] = None if status.history is None else status.history.to_dict()
+    return _without_defaults(values, _NULLS)
 
 
-def _status(values: list[Any], origin: Origin) -> StatusEvent:
-    """Files of earlier releases have fewer values: fields are only ever added at the end."""
+def _status(tenant: str, request_id: str, values: list[Any], origin: Origin) -> StatusEvent:
     fields = dict(zip(_STATUS, values, strict=False))
-    waiting = fields.get("waiting_for")
-    if waiting is not None:
-        fields["waiting_for"] = WaitingFor(**dict(zip(_WAITING, waiting, strict=False)))
+    if (waiting := fields.get("waiting_for")) is not None:
+        fields["waiting_for"] = WaitingFor(**dict(zip(_WAITING, waiting, strict=True)))
     if (history := fields.get("history")) is not None:
         fields["history"] = AttemptHistory.from_dict(history)
-    return StatusEvent(**fields, origin=origin)
+    return StatusEvent(request_id=request_id, tenant=tenant, done=False, origin=origin, **fields)
 
 
-def _origin(values: list[Any] | None) -> Origin | None:
-    return None if values is None else Origin(**dict(zip(_ORIGIN, values, strict=True)))
-
-
-def counted_text(copy: Snapshot) -> str | None:
-    """As what the census counts it, as text; `counted_of` reads it."""
-    return None if copy.counted is None else json_at_once([*copy.counted]).decode()
+def _origin(values: list[Any] | bool | None, known: Origin | None = None) -> Origin | None:
+    if isinstance(values, list):
+        return Origin(**dict(zip(_ORIGIN, values, strict=True)))
+    return known if values else None
 
 
 def counted_start(klass: str) -> str:
@@ -160,28 +195,28 @@ def counted_of(text: str) -> Counted:
     return Counted(klass, None if kind is None else tuple(kind), *rest)
 
 
-def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, erased: bool, updated_ms: int = 0) -> Entry:
-    """The entry again, as it was copied. Files of earlier releases have fewer facts."""
-    partition, terminal_offset, fold, plain, *records, pieces_from, ended = json.loads(facts)
+def restored(row: Row) -> Entry:
+    """The entry again, as it was copied."""
+    partition, terminal_offset, fold, plain, *records, pieces_from, ended = json.loads(row.facts)
     origin, results_origin, status, status_origin, moved_to = records
-    entry = Entry(tenant, request_id, partition)
+    entry = Entry(row.tenant, row.request_id, partition)
     for name, value in zip(_FACTS, plain, strict=False):
         setattr(entry, name, value)
-    entry.labels = Labels(*entry.labels)
+    entry.task, entry.model, entry.conversation_id = row.task, row.model, row.conversation_id
+    entry.labels = Labels(row.user_id, row.session_id, row.correlation_id)
     entry.kept_bytes += metadata_bytes(entry.metadata)
-    entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
-    entry.updated_ms = updated_ms
+    entry.accepted_ms, entry.updated_ms = row.accepted_ms, row.updated_ms
+    entry.erased, entry.terminal_offset = bool(row.erased), terminal_offset
     entry.origin = _origin(origin)
     entry.moved_to = None if moved_to is None else Place(**dict(zip(_PLACE, moved_to, strict=True)))
-    if status is not None:
-        event_origin = _origin(status_origin)
-        assert event_origin is not None
-        entry.status = _status(status, event_origin)
+    if (event_origin := _origin(status_origin, entry.origin)) is not None:
+        entry.status = _status(row.tenant, row.request_id, status, event_origin)
         entry.statuses.apply(entry.status)
     epoch, attempt, offset, tokens = fold
-    entry.fold.restore(origin=_origin(results_origin), epoch=epoch, attempt=attempt, text="", token_count=tokens)
+    followed = _origin(results_origin, entry.origin)
+    entry.fold.restore(origin=followed, epoch=epoch, attempt=attempt, text="", token_count=tokens)
     entry.fold.offset = offset
-    entry.statuses.origin = entry.fold.origin or entry.statuses.origin
+    entry.statuses.origin = followed or entry.statuses.origin
     entry.pieces_from = pieces_from
     entry.passed_over = pieces_from >= 0
     entry.ended_as, entry.finished_ms, artifact_ids = ended

@@ -18,9 +18,9 @@ from penstock.gateway.view.census import Counted
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
-from penstock.gateway.view.request_pages import keys_of_page, tenants
+from penstock.gateway.view.request_pages import numbers_of_page, tenants
 from penstock.gateway.view.request_state import NEVER_MS, Key
-from penstock.gateway.view.rows import Snapshot, counted_of, counted_text, facts_text, restored
+from penstock.gateway.view.rows import Row, Snapshot, counted_of, restored, row_of
 from penstock.gateway.view.wait_counts import AGES_MS
 from penstock.schemas.topics import TP
 
@@ -32,14 +32,14 @@ RETRY_S = 1.0
 _AT_ONCE = (256, 64, 16, 4, 1)
 """Rows of one statement: few sizes, so that each is compiled once."""
 
-_COLUMNS = "tenant, request_id, accepted_ms, facts, erased, updated_ms"
+_COLUMNS = ", ".join(Row._fields)
+_CHANGES = ", ".join(f"{name} = excluded.{name}" for name in Row._fields[2:])
+_REQUESTS = f"requests ({_COLUMNS})"
+_IF_KNOWN = f" ON CONFLICT (tenant, request_id) DO UPDATE SET {_CHANGES}"
+"""A row keeps its number then, and its key is not written again: keys are in no order, each is on a page of its own."""
 _PRUNED_AT_ONCE = 1_000
-_OLDEST = (
-    "SELECT min((SELECT coalesce(min(updated_ms), ?) FROM requests INDEXED BY silent WHERE done = 1),"
-    " (SELECT coalesce(min(updated_ms), ?) FROM requests INDEXED BY silent_live WHERE done = 0))"
-)
+_OLDEST = " UNION ALL ".join(f"SELECT min(updated_ms) FROM requests WHERE done = {done}" for done in (0, 1))
 
-Row = tuple[Any, ...]
 Due = tuple[int, str, str]
 """(when it had to end, tenant, request_id)"""
 LivePlace = tuple[str, int, str]
@@ -77,7 +77,7 @@ class Batch:
     written: threading.Event
     facts: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
     """Records of conversations' facts, by the conversation's key; None for those that were taken away."""
-    history: Mapping[str, Sequence[Row]] = field(default_factory=dict[str, Sequence[Row]])
+    history: Mapping[str, Sequence[tuple[Any, ...]]] = field(default_factory=dict[str, Sequence[tuple[Any, ...]]])
     """Rows of the history, by table."""
 
 
@@ -96,10 +96,9 @@ class Store:
         self._pages = threading.local()
         self._page_readers: list[sqlite3.Connection] = []
         self._known = known or KeyFilter()
-        for done, index in ((1, "silent"), (0, "silent_live")):
-            query = f"SELECT tenant, request_id, updated_ms FROM requests INDEXED BY {index} WHERE done = {done}"
-            for *key, updated_ms in self._reader.execute(f"{query} ORDER BY updated_ms"):
-                self._known.add(tuple(key), updated_ms)
+        ((newest_ms,),) = self._reader.execute("SELECT max(updated_ms) FROM requests")
+        for key in self._reader.execute("SELECT tenant, request_id FROM requests INDEXED BY by_key"):
+            self._known.add(key, newest_ms)
         self._pruned = False
         """Rows were deleted since the filter was last asked to forget."""
         self._queue: queue.Queue[Batch | None] = queue.Queue()
@@ -154,7 +153,7 @@ class Store:
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         rows = batch.rows
         connection.execute("BEGIN IMMEDIATE")
-        _put(connection, "requests", [_row(row) for row in rows])
+        _put(connection, _REQUESTS, [row_of(row) for row in rows], _IF_KNOWN)
         _put(connection, "conversations", [(key, one) for key, one in batch.facts.items() if one is not None])
         gone = [(key,) for key, one in batch.facts.items() if one is None]
         connection.executemany("DELETE FROM conversations WHERE key = ?", gone)
@@ -166,8 +165,7 @@ class Store:
             self._known.add((row.tenant, row.request_id), row.updated_ms)
         if self._pruned:  # by this thread, which alone writes rows: no row comes in between
             self._pruned = False
-            ((oldest_ms,),) = connection.execute(_OLDEST, (NEVER_MS, NEVER_MS))
-            self._known.forget(oldest_ms)
+            self._known.forget(min((at_ms for (at_ms,) in connection.execute(_OLDEST) if at_ms), default=NEVER_MS))
         batch.written.set()
         self._to_wipe = self._to_wipe or bool(gone)
         if self._to_wipe:
@@ -178,8 +176,8 @@ class Store:
 
         For a thread: the writer has its turns in between.
         """
-        chosen = f"SELECT tenant, request_id FROM requests WHERE done = 1 AND updated_ms < ? LIMIT {_PRUNED_AT_ONCE}"
-        query = f"DELETE FROM requests WHERE (tenant, request_id) IN ({chosen})"
+        chosen = f"SELECT number FROM requests WHERE done = 1 AND updated_ms < ? LIMIT {_PRUNED_AT_ONCE}"
+        query = f"DELETE FROM requests WHERE number IN ({chosen})"
         with closing(self._connect()) as connection:
             deleted = connection.execute(query, (before_ms,)).rowcount
         if deleted:
@@ -195,7 +193,7 @@ class Store:
     def silent_live(self, before_ms: int) -> list[Entry]:
         """Some rows of what has not ended that were not touched since. For a thread."""
         query = f"SELECT {_COLUMNS} FROM requests WHERE done = 0 AND updated_ms < ? LIMIT {_PRUNED_AT_ONCE}"
-        return [_entry(row) for row in self._page_connection().execute(query, (before_ms,))]
+        return [restored(Row._make(row)) for row in self._page_connection().execute(query, (before_ms,))]
 
     def delete(self, keys: Sequence[Key], before_ms: int) -> None:
         """Delete these rows, but for those that were touched since. For a thread."""
@@ -258,12 +256,13 @@ class Store:
     def live_of_tenant(self, tenant: str, after: LivePlace, most: int) -> tuple[list[Entry], LivePlace]:
         """Some of the tenant's requests that are not done, behind a place, and where the last one is. For a thread."""
         query = (
-            f"SELECT {_COLUMNS}, counted FROM requests INDEXED BY live WHERE done = 0 AND tenant = ?"
+            f"SELECT {_COLUMNS} FROM requests INDEXED BY live WHERE done = 0 AND tenant = ?"
             " AND (counted, accepted_ms, request_id) > (?, ?, ?) ORDER BY counted, accepted_ms, request_id LIMIT ?"
         )
-        found = self._page_connection().execute(query, (tenant, *after, most)).fetchall()
-        entries = [_entry(row[:-1]) for row in found]
-        return entries, (found[-1][-1], entries[-1].accepted_ms, entries[-1].request_id) if found else after
+        found = [Row._make(row) for row in self._page_connection().execute(query, (tenant, *after, most))]
+        last = found[-1] if found else None
+        place = after if last is None else (last.counted or "", last.accepted_ms, last.request_id)
+        return [restored(row) for row in found], place
 
     def overdue(self, after: Due, before_ms: int, most: int) -> list[Due]:
         """Requests that are not done and had to end before a time: the first of those behind `after`. For a thread."""
@@ -280,7 +279,7 @@ class Store:
             return None
         query = f"SELECT {_COLUMNS} FROM requests WHERE tenant = ? AND request_id = ?"
         row = self._reader.execute(query, key).fetchone()
-        return None if row is None else _entry(row)
+        return None if row is None else restored(Row._make(row))
 
     def facts_of(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The records of conversations' facts, by key; for those that have some. For a thread."""
@@ -303,16 +302,12 @@ class Store:
         """
         connection = self._page_connection()
         whose = tenants(connection, where) if tenant is None else (tenant,)
-        keys = keys_of_page(connection, whose, limit=limit, after=after, newest_first=newest_first, where=where)
-        if not keys:
-            return keys if keys is None else []
-        chosen = ", ".join(["(?, ?)"] * len(keys))
-        # Of `(tenant, request_id) IN (VALUES ...)` SQLite makes a scan of all rows.
-        listed = f"WITH listed (t, id) AS (VALUES {chosen})"
-        query = f"{listed} SELECT {_COLUMNS} FROM listed JOIN requests ON tenant = t AND request_id = id"
-        rows = connection.execute(query, [value for key in keys for value in key])
-        found = {entry.key: entry for entry in map(_entry, rows)}
-        return [found[key] for key in keys if key in found]
+        numbers = numbers_of_page(connection, whose, limit=limit, after=after, newest_first=newest_first, where=where)
+        if not numbers:
+            return numbers if numbers is None else []
+        query = f"SELECT number, {_COLUMNS} FROM requests WHERE number IN ({', '.join('?' * len(numbers))})"
+        found = {number: restored(Row._make(row)) for number, *row in connection.execute(query, numbers)}
+        return [found[number] for number in numbers if number in found]
 
     def _page_connection(self) -> sqlite3.Connection:
         """This thread's own."""
@@ -323,32 +318,12 @@ class Store:
         return connection
 
 
-def _entry(row: Row) -> Entry:
-    tenant, request_id, accepted_ms, facts, erased, updated_ms = row
-    return restored(tenant, request_id, facts, accepted_ms=accepted_ms, erased=bool(erased), updated_ms=updated_ms)
-
-
-def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Row]) -> None:
+def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]], if_known: str = "") -> None:
     """Insert or replace, many rows in one statement: after each statement this thread waits its turn."""
-    at = 0
+    insert, at = "INSERT" if if_known else "INSERT OR REPLACE", 0
     for count in _AT_ONCE:
         while len(rows) - at >= count:
             places = f"({', '.join('?' * len(rows[at]))})"
             values = [value for row in rows[at : at + count] for value in row]
-            connection.execute(f"INSERT OR REPLACE INTO {table} VALUES {', '.join([places] * count)}", values)
+            connection.execute(f"{insert} INTO {table} VALUES {', '.join([places] * count)}{if_known}", values)
             at += count
-
-
-def _row(copy: Snapshot) -> Row:
-    return (
-        copy.tenant,
-        copy.request_id,
-        copy.accepted_ms,
-        copy.updated_ms,
-        int(copy.closed),
-        facts_text(copy),
-        int(copy.erased),
-        copy.must_end_ms,
-        counted_text(copy),
-        *copy.columns,
-    )

@@ -8,36 +8,35 @@ from penstock.common import log_copies
 from penstock.common.log_copies import CopyFormat
 from penstock.schemas.codec import RELEASED
 
-VERSION = 9
-# Lists are read in the order of acceptance. What few requests share has an index of that order. What many share, as a
-# task, stands in the indices of time and status, with `erased` for SQLite to answer from them alone: rows are read only
-# of what is listed. What is erased is in none.
+VERSION = 10
+# Lists are read in the order of acceptance. What few requests share has an index of that order; rows of one millisecond
+# are put into the order of their ids when they are read. What many share, as a task, stands in the indices of time and
+# status, with `erased` for SQLite to answer from them alone: rows are read only of what is listed. What is erased is in
+# none. Most have completed: they are listed by the index of time.
 # `counted` is as what the census counts a live request; that of one that is done is null.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (
-  tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL, updated_ms INTEGER NOT NULL,
-  done INTEGER NOT NULL, facts TEXT NOT NULL, erased INTEGER NOT NULL DEFAULT 0, must_end_ms INTEGER NOT NULL,
+  number INTEGER PRIMARY KEY, tenant TEXT NOT NULL, request_id TEXT NOT NULL, accepted_ms INTEGER NOT NULL,
+  updated_ms INTEGER NOT NULL, done INTEGER NOT NULL, erased INTEGER NOT NULL, must_end_ms INTEGER NOT NULL,
   counted TEXT, status TEXT NOT NULL, conversation_id TEXT, user_id TEXT, session_id TEXT, correlation_id TEXT,
-  task TEXT NOT NULL, model TEXT, klass TEXT NOT NULL,
-  PRIMARY KEY (tenant, request_id)) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id, task, model, klass, erased)
+  task TEXT NOT NULL, model TEXT, klass TEXT NOT NULL, facts TEXT NOT NULL);
+CREATE UNIQUE INDEX IF NOT EXISTS by_key ON requests (tenant, request_id);
+CREATE INDEX IF NOT EXISTS by_time ON requests (tenant, accepted_ms, request_id, task, model, klass, status, erased)
   WHERE erased = 0;
 CREATE INDEX IF NOT EXISTS by_status ON requests (tenant, status, accepted_ms, request_id, task, model, klass, erased)
-  WHERE erased = 0;
-CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id, accepted_ms, request_id)
+  WHERE erased = 0 AND status <> 'completed';
+CREATE INDEX IF NOT EXISTS by_conversation ON requests (tenant, conversation_id, accepted_ms)
   WHERE erased = 0 AND conversation_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_both ON requests (tenant, conversation_id, status, accepted_ms, request_id)
-  WHERE erased = 0 AND conversation_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_user ON requests (tenant, user_id, accepted_ms, request_id)
+CREATE INDEX IF NOT EXISTS by_user ON requests (tenant, user_id, accepted_ms)
   WHERE erased = 0 AND user_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_session ON requests (tenant, session_id, accepted_ms, request_id)
+CREATE INDEX IF NOT EXISTS by_session ON requests (tenant, session_id, accepted_ms)
   WHERE erased = 0 AND session_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS by_correlation ON requests (tenant, correlation_id, accepted_ms, request_id)
+CREATE INDEX IF NOT EXISTS by_correlation ON requests (tenant, correlation_id, accepted_ms)
   WHERE erased = 0 AND correlation_id IS NOT NULL;
-CREATE INDEX IF NOT EXISTS silent ON requests (updated_ms) WHERE done = 1;
-CREATE INDEX IF NOT EXISTS silent_live ON requests (updated_ms) WHERE done = 0;
-CREATE INDEX IF NOT EXISTS live ON requests (tenant, counted, accepted_ms) WHERE done = 0;
-CREATE INDEX IF NOT EXISTS live_turns ON requests (tenant, conversation_id, accepted_ms) WHERE done = 0;
+CREATE INDEX IF NOT EXISTS silent ON requests (done, updated_ms);
+CREATE INDEX IF NOT EXISTS live ON requests (tenant, counted, accepted_ms, request_id) WHERE done = 0;
+CREATE INDEX IF NOT EXISTS live_turns ON requests (tenant, conversation_id, accepted_ms, request_id)
+  WHERE done = 0 AND conversation_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS overdue ON requests (must_end_ms) WHERE done = 0;
 CREATE TABLE IF NOT EXISTS conversations (key TEXT NOT NULL PRIMARY KEY, facts BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS minutes (minute INTEGER NOT NULL PRIMARY KEY, counted TEXT NOT NULL);
