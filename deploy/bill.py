@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from importlib.metadata import Distribution, distributions
+from urllib.parse import quote
 
 LIST_DEBIAN = ["dpkg-query", "--show", "--showformat=${Package} ${Version}\n"]
 
@@ -25,7 +26,7 @@ def component(kind: str, name: str, version: str, licence: str) -> dict[str, obj
         "type": "library",
         "name": name,
         "version": version,
-        "purl": f"pkg:{kind}/{name}@{version}",
+        "purl": f"pkg:{kind}/{name.lower().replace('_', '-')}@{quote(version)}",
         "licenses": [{"license": {"name": licence}}],
     }
 

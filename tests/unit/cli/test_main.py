@@ -56,6 +56,16 @@ def test_importing_the_command_line_loads_no_heavy_package() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    "part", ["cli.topics", "gateway.app", "gateway.bridge.app", "gateway.webhooks.app", "gateway.summarizer.app"]
+)
+def test_parts_of_the_slim_image_import_no_package_of_workers(part: str) -> None:
+    packages = ("torch", "transformers", "diffusers", "faust", "numpy", "PIL", "psutil")
+    code = f"import sys, penstock.{part}; print([name for name in {packages} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 WHEEL = "file:///tmp/penstock-0.1.0-py3-none-any.whl"
 
 

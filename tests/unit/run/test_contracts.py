@@ -151,7 +151,7 @@ OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refe
         ),
         ("gateway/penstock/gateway/view/store.py", {"artifact-stores", "older-data", "proxy", "stock-clients"}),
         ("processors/penstock/processors/engines/text/backend.py", {"engines", "engines-under-workers"}),
-        ("docker-compose.yml", {"deploy"}),
+        ("docker-compose.yml", {"deploy", "images"}),
         ("docs/how-to.md", {"docs", "proxy"}),
         ("tests/older/f417c1a.tar.xz", {"older-data"}),
         ("tests/integration/stock/go/go.sum", {"stock-clients"}),
