@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.common import admin
-from penstock.common.artifacts.configured import open_store
-from penstock.common.artifacts.trying import try_store
+from penstock.common.artifacts.configured import open_store, try_store
 from penstock.common.configuration import ArtifactsSection
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import PenstockError

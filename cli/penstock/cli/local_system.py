@@ -417,7 +417,8 @@ class LocalSystem:
     @property
     def own_webhook_secret(self) -> Path | None:
         """The file of the secret that was made here; None where one is configured."""
-        return None if self.config.signs_webhooks else self.home.data_dir / "webhook-secret"
+        configured = self.config.value("webhooks", "secret") or self.config.value("webhooks", "secrets")
+        return None if configured else self.home.data_dir / "webhook-secret"
 
     def _webhook_secret(self) -> dict[str, str]:
         """For the children's environment: the secret that signs webhooks, made at the first start."""
@@ -432,7 +433,7 @@ class LocalSystem:
         return {variable("webhooks", "secret"): path.read_text().strip()}
 
     def part_url(self, name: str) -> str:
-        return self.local_url if name == "gateway" else self.config.health_url(name, self.ports[name])
+        return self.local_url if name == "gateway" else local_url(self.config.health_host(name), self.ports[name])
 
     def part(self, name: str, grace_s: float, environment: Mapping[str, str]) -> Part:
         """A part that is a command of Penstock. A health port that nobody named is chosen right before each start."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.cli.config import read_toml
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.paths import free_port, local_url
+from penstock.cli.paths import free_port
 
 MODELS = "PENSTOCK_MODELS"
 
@@ -56,15 +56,8 @@ class RunConfig:
         named = self.value("auth", "keys_file")
         return str(Path(named).absolute()) if named else None
 
-    @property
-    def signs_webhooks(self) -> bool:
-        return bool(self.value("webhooks", "secret") or self.value("webhooks", "secrets"))
-
     def health_host(self, part: str) -> str:
         return self.value(part, "health_host") or "127.0.0.1"
-
-    def health_url(self, part: str, port: int) -> str:
-        return local_url(self.health_host(part), port)
 
     def unset(self, own: dict[tuple[str, str], Path | str]) -> dict[str, str]:
         """Variables for those of these settings that nobody has set."""

@@ -17,31 +17,16 @@ from penstock.schemas.errors import (
     PenstockError,
     TooLarge,
 )
+from penstock.schemas.logs import OncePer
 
 client_logger = logging.getLogger("penstock.kafka")
 """Where librdkafka's own log lines go, instead of the standard error stream; silent unless logging is set up."""
 client_logger.addHandler(logging.NullHandler())
 
 
-class _SayOnce(logging.Filter):
-    """Lets a line through once in half a minute: a client without a broker repeats itself every second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        # "FAIL [client#consumer-1] [thrd:…]: host:port: Connect to … failed: … (after 0ms in state CONNECT)"
-        line = record.getMessage().rsplit(" (after ", 1)[0]
-        if record.created - self._said.get(line, 0.0) < 30:
-            return False
-        if len(self._said) > 1000:
-            self._said.clear()
-        self._said[line] = record.created
-        return True
-
-
-client_logger.addFilter(_SayOnce())
+# A client without a broker repeats itself every second:
+# "FAIL [client#consumer-1] [thrd:…]: host:port: Connect to … failed: … (after 0ms in state CONNECT)"
+client_logger.addFilter(OncePer(30.0, lambda record: record.getMessage().rsplit(" (after ", 1)[0]))
 
 _MISSING = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # pyright: ignore[reportPrivateUsage]

@@ -118,7 +118,7 @@ class PartitionReader:
         on_idle: Callable[[], None] = lambda: None,
         name: str = "penstock-reader",
     ) -> None:
-        self._select: Select = select or raw_messages
+        self._select: Select = select or (lambda messages: [raw_message(message) for message in messages])
         self._settings = settings
         self._topics = topics
         self._on_batch = on_batch
@@ -319,11 +319,6 @@ def raw_message(message: Message, without_headers: Container[str] = ()) -> RawMe
         headers,
         readable,
     )
-
-
-def raw_messages(messages: Sequence[Message]) -> list[RawMessage]:
-    """Records of librdkafka as values, whole."""
-    return [raw_message(message) for message in messages]
 
 
 class BatchQueue:

@@ -1,7 +1,4 @@
-"""The worker's composition root: makes the parts, joins them, runs until a signal, and stops in order.
-
-`python -m penstock.processors.app` and `penstock worker` both come here.
-"""
+"""The worker's composition root: makes the parts, joins them, runs until a signal, and stops in order."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from penstock.common.group_names import group_name
 from penstock.common.own_path import claim_folder
 from penstock.common.release import release
 from penstock.common.shards.shard_copy import ShardCopy
-from penstock.common.stop_bound import StopBound, run_process
+from penstock.common.stop_bound import StopBound
 from penstock.common.tasks import awake_timeout, end_all, set_within
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.assembly import DELIVERY_TIMEOUT_S, LocalFiles, Parts, assemble
@@ -38,7 +35,6 @@ from penstock.processors.models.serving import open_estimates
 from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
-from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.records import WAITING_REASONS, WorkerState
 from penstock.schemas.registry import registry_codecs
 from penstock.schemas.texts import without_user
@@ -89,16 +85,6 @@ async def run_worker(settings: WorkerSettings) -> int:
         await app.stop()
     folder.release()
     return code
-
-
-def main() -> None:
-    log_to_stderr(logging.INFO)
-    try:
-        settings = WorkerSettings()
-    except (ValueError, FileNotFoundError) as error:
-        print(f"penstock worker: {error}", file=sys.stderr)
-        sys.exit(2)
-    run_process(run_worker(settings))
 
 
 class WorkerApp:
@@ -560,7 +546,3 @@ def open_copy(settings: WorkerSettings) -> ShardCopy | None:
         raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
     except Overloaded as error:
         raise CannotStart(str(error)) from error
-
-
-if __name__ == "__main__":
-    main()

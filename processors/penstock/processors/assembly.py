@@ -34,11 +34,10 @@ from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
-from penstock.processors.kafka.partition_watch import PartitionWatch
-from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.record_follower import DesiredFollower, PeerReports
 from penstock.processors.kafka.told_streams import LOOK_BACK_S, ToldStreams
+from penstock.processors.kafka.topic_watch import PartitionWatch, PoolTopics
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import retry_settings

@@ -160,8 +160,8 @@ class ConversationsSection(Section):
 class MemorySection(Section):
     """What the ledger may grant of this machine's memory; `[[devices]]` says it of single devices."""
 
-    cpu_bytes: int | None = None
-    """The size of main memory as Penstock sees it, reserve included; null: what the machine (or its cgroup) has."""
+    successors = {"cpu_bytes": "set limit_bytes of a [[devices]] table of the kind cpu"}  # noqa: RUF012
+
     cpu_reserve_bytes: int = Field(default=1 << 30, ge=0)
     """Main memory that is left to others."""
     gpu_reserve_bytes: int = Field(default=1 << 30, ge=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Hashable
 from copy import copy
 from datetime import UTC, datetime
 
@@ -29,6 +30,25 @@ class LineFormatter(logging.Formatter):
             "" if error.__cause__ is None else f" (because of {type(error.__cause__).__name__}: {error.__cause__})"
         )
         return f"{super().format(plain)}: {error.code}: {error}{because}"
+
+
+class OncePer(logging.Filter):
+    """Lets records with the same `key` through once per `seconds`."""
+
+    def __init__(self, seconds: float, key: Callable[[logging.LogRecord], Hashable]) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._key = key
+        self._passed_at: dict[Hashable, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = self._key(record)
+        if abs(record.created - self._passed_at.get(key, 0.0)) < self._seconds:  # abs: the clock may be set back
+            return False
+        if len(self._passed_at) > 1000:
+            self._passed_at.clear()
+        self._passed_at[key] = record.created
+        return True
 
 
 def log_to_stderr(level: int | str) -> None:

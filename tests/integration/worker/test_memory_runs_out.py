@@ -264,7 +264,7 @@ def test_after_out_of_memory_the_next_life_books_more_and_is_loaded_where_there_
         booked = floor / AFTER_OOM
         # More than was booked at first, less than is booked now: the device is enough for it alone.
         limit = int(booked * (1 + AFTER_OOM) / 2)
-        env = {"PENSTOCK_MEMORY__CPU_BYTES": str(limit), "PENSTOCK_MEMORY__CPU_RESERVE_BYTES": "0"}
+        env = {"PENSTOCK_DEVICES": json.dumps([{"kind": "cpu", "limit_bytes": limit, "reserve_bytes": 0}])}
         again = Engines(system.worker(env=env).wait_ready(), client, _numbers=count(100))
         again.completed(several)
         wait_until(

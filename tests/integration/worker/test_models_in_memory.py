@@ -63,7 +63,7 @@ def engines(worker: Process) -> list[psutil.Process]:
 def test_three_models_of_which_two_fit(make_system: Callable[..., System], tiny_lm: Path) -> None:
     limit = 210 * MIB
     models = [model("one", tiny_lm), model("two", tiny_lm), model("vectors", tiny_lm, "embedding")]
-    env = {"PENSTOCK_MEMORY__CPU_BYTES": str(limit), "PENSTOCK_MEMORY__CPU_RESERVE_BYTES": "0"}
+    env = {"PENSTOCK_DEVICES": json.dumps([{"kind": "cpu", "limit_bytes": limit, "reserve_bytes": 0}])}
     system = make_system(models=models, worker_options={"state_interval_s": 0.5})
     worker = system.worker(env=env).wait_ready()
     with sampled(held_by_engines, worker.popen.pid, 0.1) as samples:

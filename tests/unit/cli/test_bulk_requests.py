@@ -137,10 +137,10 @@ def test_the_options_that_choose_requests_are_named_and_exist() -> None:
     assert all(option in invoke("requests", "cancel", "--help").output for option in wanted.split(", "))
 
 
-AGES = {"30": 30, "30s": 30, "10m": 600, "2 h": 7_200, "1d": 86_400}
+AGES = {"30": 30, "30s": 30, "10m": 600, "2 h": 7_200, "1d": 86_400, "1.5h": 5_400}
 
 
-@pytest.mark.parametrize("age", [*AGES, "", "m", "-1m", "1w", "1.5h"])
+@pytest.mark.parametrize("age", [*AGES, "", "m", "-1m", "1w"])
 def test_ages_have_a_number_and_a_unit_and_others_are_refused(age: str) -> None:
     with refused(None if age in AGES else CliFailure, exit_code=ExitCode.USAGE):
         assert bulk_requests.seconds_of(age) == AGES.get(age)

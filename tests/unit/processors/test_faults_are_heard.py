@@ -15,8 +15,8 @@ from penstock.processors.engines.base import EngineState, Limits
 from penstock.processors.engines.managed.server_process import ServerProcess
 from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.erasing import Erasing
-from penstock.processors.kafka import pool_topics
-from penstock.processors.kafka.pool_topics import PoolTopics
+from penstock.processors.kafka import topic_watch
+from penstock.processors.kafka.topic_watch import PoolTopics
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
 from penstock.schemas.records import ControlCommand
@@ -45,7 +45,7 @@ async def test_an_engine_that_cannot_be_stopped_is_heard(faults: list[str]) -> N
 async def test_a_look_for_a_topic_that_fails_is_heard(faults: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Else requests of that pool would wait for ever."""
 
-    monkeypatch.setattr(pool_topics, "admin", SimpleNamespace(partition_counts=broken))
+    monkeypatch.setattr(topic_watch, "admin", SimpleNamespace(partition_counts=broken))
     topics = PoolTopics(None)  # type: ignore[arg-type]
     topics.look("inference.requests.x", lambda: None, lambda: None)
     await wait_until_async(lambda: faults, 10)

@@ -49,6 +49,7 @@ def test_file_then_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     ("text", "successor"),
     [
         ("[worker]\ninflight_cap = 100\n", "set intake_bytes"),
+        ("[memory]\ncpu_bytes = 3\n", "set limit_bytes"),
         ("[conversations]\ncached = 3\n", "set cached_bytes"),
         ("[conversations]\nread_deadline_s = 2.5\n", "remove it"),
     ],

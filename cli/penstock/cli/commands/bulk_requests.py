@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,10 +13,10 @@ from penstock.cli.commands.api_paths import Route, api_path
 from penstock.cli.commands.common import Gateway, print_json
 from penstock.cli.commands.long_calls import interrupted_between_calls, reporting
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.common.durations import seconds
 
 AT_ONCE = 5_000
 CALL_S = 300
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class PriorityClass(StrEnum):
@@ -26,12 +25,13 @@ class PriorityClass(StrEnum):
     LOW = "low"
 
 
-def seconds_of(age: str) -> int:
+def seconds_of(age: str) -> float:
     """Raises CliFailure (usage)."""
-    found = re.fullmatch(r"(\d+)\s*([smhd]?)", age.strip())
-    if found is None:
-        raise CliFailure(f"{age!r} is no length of time: write it as 30s, 10m, 2h or 1d", exit_code=ExitCode.USAGE)
-    return int(found[1]) * _SECONDS[found[2]]
+    try:
+        return float(seconds(age))
+    except (ValueError, TypeError):
+        text = f"{age!r} is no length of time: write it as 30s, 10m, 2h or 1d"
+        raise CliFailure(text, exit_code=ExitCode.USAGE) from None
 
 
 @dataclass(kw_only=True)

@@ -177,22 +177,12 @@ def take_turn(chat: ChatSocket, submit: dict[str, Any]) -> None:
                 waiting.stop()
                 waiting = None
             if frame["type"] == "error" and request_id is None and frame["error"].get("retryable"):
-                raise Busy(frame["error"]["message"], retry_after_s(frame))
+                raise Busy(frame["error"]["message"], (frame["error"].get("details") or {}).get("retry_after_s"))
             if show(frame, waiting):
                 return
     finally:
         if waiting:
             waiting.stop()
-
-
-def retry_after_s(frame: dict[str, Any]) -> float | None:
-    """How long an error frame asks to wait, if it says."""
-    error = frame["error"]
-    for place in (frame, error, error.get("details") or {}):
-        for name in ("retry_after_s", "retry_after"):
-            if isinstance(place.get(name), int | float):
-                return float(place[name])
-    return None
 
 
 def show(frame: dict[str, Any], waiting: Any) -> bool:

@@ -44,7 +44,7 @@ def read_weights(layers: list[tuple[str, dict[int, str]]], data: bytes) -> dict[
         if kind == "PReLU":
             state[f"body.{number}.weight"] = take("<f4", made)
             continue
-        half = int(take_flag(data, place)) == HALF
+        half = int.from_bytes(data[place : place + 4], "little") == HALF
         place += 4
         weights = take("<f2" if half else "<f4", int(arguments[6]))
         state[f"body.{number}.weight"] = weights.reshape(made, -1, int(arguments[1]), int(arguments[1]))
@@ -52,10 +52,6 @@ def read_weights(layers: list[tuple[str, dict[int, str]]], data: bytes) -> dict[
     if place != len(data):
         raise SystemExit(f"{len(data) - place} bytes of the weights belong to no layer")
     return state
-
-
-def take_flag(data: bytes, place: int) -> int:
-    return int.from_bytes(data[place : place + 4], "little")
 
 
 def convert(param: Path, binary: Path, out: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.common.artifacts import ArtifactStore
-from penstock.common.artifacts.trying import TENANT, try_store
+from penstock.common.artifacts.configured import TENANT, try_store
 from penstock.common.clock import now_ms
 from penstock.common.tasks import set_within
 from penstock.gateway.threads import Threads

@@ -14,8 +14,8 @@ from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.intake import origin_header
-from penstock.processors.kafka.pool_topics import PoolTopics
 from penstock.processors.kafka.publisher import Headers, Publisher
+from penstock.processors.kafka.topic_watch import PoolTopics
 from penstock.processors.outputs import pixels_of
 from penstock.processors.preparation import Preparation
 from penstock.schemas.aliases import named, names_in
@@ -48,11 +48,6 @@ def result_headers(subject: Subject) -> Headers | None:
     url = subject.request.callback_url
     trace = trace_of(subject)
     return trace if url is None else [*(trace or ()), (HEADER_CALLBACK, url.encode())]
-
-
-def status_headers(subject: Subject) -> Headers | None:
-    """Of what goes to the status topic: as `result_headers`, if the request wants its statuses told."""
-    return result_headers(subject) if subject.request.callback_statuses else trace_of(subject)
 
 
 def _named(error: PenstockError, subject: Subject) -> PenstockError:
@@ -107,7 +102,7 @@ class Outcomes:
                 history=subject.history,
                 **subject.labels._asdict(),
             ),
-            headers=status_headers(subject),
+            headers=result_headers(subject) if subject.request.callback_statuses else trace_of(subject),
         )
 
     def _on_the_way(self, subject: Subject, kind: str, **values: Any) -> ResultEvent:

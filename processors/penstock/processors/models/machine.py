@@ -61,7 +61,6 @@ class Machine:
         self,
         entries: Sequence[DeviceSection] = (),
         *,
-        cpu_bytes: int | None = None,
         cpu_reserve_bytes: int = 0,
         gpu_reserve_bytes: int = 0,
         probes: Sequence[Probe] | None = None,
@@ -83,20 +82,17 @@ class Machine:
             number, entry = _entry_of(facts, entries)
             used.add(number)
             if entry is None or entry.enabled:
-                most = cpu_bytes if facts.kind == "cpu" else None
-                self._add(facts, entry, defaults.get(facts.kind, 0), most)
+                self._add(facts, entry, defaults.get(facts.kind, 0))
         for number, entry in enumerate(entries):
             if number not in used and entry.enabled and entry.name is not None:
                 there = ", ".join(self._facts) or "none"
                 raise UnknownDevice(f"devices: there is no {entry.kind} device {entry.name}; there are {there}")
 
-    def _add(self, facts: DeviceFacts, entry: DeviceSection | None, reserve_bytes: int, most: int | None) -> None:
+    def _add(self, facts: DeviceFacts, entry: DeviceSection | None, reserve_bytes: int) -> None:
         if facts.device in self._facts:
             raise UnknownDevice(f"devices: {facts.device} is there already: give the simulated one another name")
         reserve = reserve_bytes if entry is None or entry.reserve_bytes is None else entry.reserve_bytes
         grantable = limit = max(0, facts.total_bytes - reserve)
-        if most is not None:
-            limit = min(limit, max(0, most - reserve))
         if entry is not None and entry.limit_bytes is not None:
             limit = min(limit, entry.limit_bytes)
         self._facts[facts.device] = facts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -100,7 +101,7 @@ class ModelManager:
 
     def configure(self, configs: Iterable[ModelConfig]) -> None:
         """The models from now on. What is loaded of others stays until it is told to end."""
-        before, self._configs = self._configs, share_cores(list(configs), sizing.usable_cores())
+        before, self._configs = self._configs, share_cores(list(configs), len(os.sched_getaffinity(0)))
         for model in list(self._sizes):
             former, config = before.get(model), self._configs.get(model)
             if former is None or config is None or engine_identity(former) != engine_identity(config):

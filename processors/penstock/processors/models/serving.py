@@ -72,7 +72,6 @@ class Serving:
         memory = settings.memory
         self.machine = machine or Machine(
             settings.devices,
-            cpu_bytes=memory.cpu_bytes,
             cpu_reserve_bytes=memory.cpu_reserve_bytes,
             gpu_reserve_bytes=memory.gpu_reserve_bytes,
         )

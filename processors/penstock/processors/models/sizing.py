@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -180,7 +179,3 @@ async def fetch(
     kind = InvalidRequest if last.startswith(FAILED) else EngineFailed
     why = last.removeprefix(FAILED).removeprefix(AWAY)
     raise kind(f"the model {source} could not be fetched from the hub: {why}")
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))

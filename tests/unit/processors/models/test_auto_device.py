@@ -96,7 +96,7 @@ class Shell(LanesWorld):
         self.sized_as: list[str | None] = []
         self.size = {"cuda": GIB, None: 2 * GIB}
         model = parse_entry({"id": "m", "source": "/m", "engine": "text", **entry})
-        super().__init__([model], memory={"cpu_bytes": 8 * GIB})
+        super().__init__([model], devices=[{"kind": "cpu", "limit_bytes": 7 * GIB}])
 
     def make(self, config: ModelConfig, size: ModelSize, devices: tuple[str, ...], granted_bytes: int) -> Any:
         self.loaded_on.append(devices)

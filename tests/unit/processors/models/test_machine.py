@@ -64,11 +64,11 @@ def test_reserves_and_limits_come_from_the_table_that_names_a_device_then_from_i
     second = facts("cuda:1", "cuda", 100, "GPU-bb")
     found = Machine(
         entries(
+            {"kind": "cpu", "limit_bytes": 350},
             {"kind": "cuda", "reserve_bytes": 20},
             {"kind": "cuda", "name": "GPU-b", "limit_bytes": 30},
             {"kind": "simulated", "name": "sim0", "total_bytes": 70, "reserve_bytes": 5},
         ),
-        cpu_bytes=400,
         cpu_reserve_bytes=50,
         gpu_reserve_bytes=10,
         probes=[Fixed(CPU), Fixed(CARD, second)],

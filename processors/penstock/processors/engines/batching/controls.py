@@ -91,10 +91,6 @@ class Control:
         self.matcher.consume_token(token)
         return self.failure()
 
-    def keep_prompt(self, first: int, logprobs: Sequence[Logprob]) -> None:
-        """Those of the prompt's tokens from `first` on."""
-        self.prompt_logprobs.update(enumerate(logprobs, first))
-
     def failure(self) -> PenstockError | None:
         """What the grammar fails of: as a rule a limit of llguidance that the schema is too complex for."""
         if self.matcher is None or not self.matcher.is_error():

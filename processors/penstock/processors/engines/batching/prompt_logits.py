@@ -98,7 +98,8 @@ class HiddenStates:
             rows = torch.arange(len(tokens), device=device) + part.first_row + start
             logits = self._model(**{**batch_data, "logits_to_keep": rows}).logits[0]
             logprobs = torch.log_softmax(logits.float(), dim=-1)
-            part.control.keep_prompt(part.first_token + start, _entries(logprobs, tokens, part.control))
+            entries = _entries(logprobs, tokens, part.control)
+            part.control.prompt_logprobs.update(enumerate(entries, part.first_token + start))
 
 
 def _entries(logprobs: torch.Tensor, tokens: Sequence[int], control: Control) -> list[Logprob]:

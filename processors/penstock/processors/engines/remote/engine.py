@@ -21,6 +21,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx
@@ -132,7 +133,8 @@ class RemoteEngine(Engine):
         self._http: httpx.AsyncClient | None = None
         self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
         self._background = BackgroundTasks()
-        self._trial = PrefixTrial(model, self._name, self._ask_trial) if options.get("continue") == PREFIX else None
+        ask = partial(self._said, "/chat/completions", headers={})
+        self._trial = PrefixTrial(model, self._name, ask) if options.get("continue") == PREFIX else None
         self._refused: deque[str] = deque(maxlen=REFUSED_KEPT)
         """Requests whose prefix the server has refused, the newest."""
 
@@ -349,9 +351,6 @@ class RemoteEngine(Engine):
         alone, with_text = (one.prompt_tokens for one in said)
         before = delivered(text, alone, with_text)
         return before, before.left(longer)
-
-    async def _ask_trial(self, body: dict[str, Any]) -> Said:
-        return await self._said("/chat/completions", body, {})
 
     async def _said(self, path: str, body: dict[str, Any], headers: Mapping[str, str]) -> Said:
         """A short answer that nobody sees."""

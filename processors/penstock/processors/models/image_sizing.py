@@ -15,6 +15,7 @@ from penstock.processors.models.parts import (
     element_bytes,
     kv_bytes_per_token,
     parameters,
+    tensors_of,
 )
 from penstock.processors.models.sizing import ModelSize, OnProgress, slots_of
 
@@ -67,3 +68,15 @@ def _language_part(config: dict[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": "n_positions",
     }
     return {**config, **{name: config[older] for name, older in names.items() if older in config}}
+
+
+def files_need(path: Path, config: ModelConfig) -> int:
+    """Bytes that the engine of a diffusers folder takes: the weights of all its parts, and its process."""
+    variant = config.options.get("variant")
+    count = 0
+    for folder in [one for one in path.iterdir() if one.is_dir()]:
+        files = sorted(folder.glob("*.safetensors"))
+        chosen = [file for file in files if variant is not None and f".{variant}" in file.name]
+        plain = [file for file in files if file.name.count(".") == 1]
+        count += sum(tensor.count for file in chosen or plain or files for tensor in tensors_of(file))
+    return base_need(count, path, config.options)

@@ -1,30 +1,55 @@
-"""Whether the topics of other pools are there: asked of the broker before a record is put on one.
-
-A producer does not say so soon: what is sent to a topic that there is not waits until it is there.
-"""
+"""What the broker knows of topics: how many partitions those of this worker have, and whether those of pools exist."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.common import admin
 from penstock.common.background import BackgroundTasks
+from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
 from penstock.schemas.errors import PenstockError
 
 logger = logging.getLogger(__name__)
 
+LOOK_EACH_S = 10.0
+"""As often as clients look for new partitions by themselves."""
 MISSING_FOR_S = 5.0
 """A topic that was not there is taken for missing so long, then asked for again."""
 AGAIN_S = 1.0
 
 
+class PartitionWatch:
+    """`learn` is called on the event loop with topic → partitions and the wall-clock time when the broker was asked."""
+
+    def __init__(
+        self, kafka: KafkaSettings, topics: Sequence[str], learn: Callable[[Mapping[str, int], int], None]
+    ) -> None:
+        self._kafka = kafka
+        self._topics = topics
+        self._learn = learn
+
+    async def run_forever(self) -> None:
+        while True:
+            asked_at_ms = now_ms()
+            try:
+                counts = await in_daemon_thread(admin.partition_counts, self._kafka, self._topics)
+            except PenstockError as error:
+                logger.info("partitions.unknown error=%s", error.code)
+            else:
+                self._learn(counts, asked_at_ms)
+            await asyncio.sleep(LOOK_EACH_S)
+
+
 class PoolTopics:
-    """Asks once for each topic at a time; one that is there is remembered. All calls on the loop."""
+    """Whether topics exist, asked before a record is put on one: a producer does not report a missing topic soon.
+
+    Asks once for each topic at a time; one that is there is remembered. All calls on the loop.
+    """
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
