@@ -90,7 +90,8 @@ keys_file = "keys.json"
 ```"""
 
 MODELS = """\
-One table for each model of a worker. In the environment all of them are one variable, `PENSTOCK_MODELS`, a JSON list
+One table for each model of a worker. Gateways and bridges read them too: they know a model before its first worker
+lives, and while its pool has none. In the environment all of them are one variable, `PENSTOCK_MODELS`, a JSON list
 of objects. What `options` may hold stands in [engine options](engine-options.md)."""
 
 DEVICES = """\
@@ -116,6 +117,12 @@ NOTES = {"devices": DEVICES, "models": MODELS, "gateway.limits": LIMITS, "queues
 
 OTHERS = [
     ["`PENSTOCK_CONFIG`", "all", "The TOML file."],
+    [
+        "`PENSTOCK_SECRETS`",
+        "all",
+        "A folder of files, each with the value of the variable whose name it has, as `PENSTOCK_KAFKA__SECURITY`. They"
+        " go before the TOML file, and variables before them.",
+    ],
     [
         "`PENSTOCK_LOG_LEVEL`",
         "worker, gateway, bridge, webhooks, summarizer",

@@ -15,7 +15,14 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.common.configuration import ENV_CONFIG, KafkaSection, ProcessSettings, RegistrySection, Section
+from penstock.common.configuration import (
+    ENV_CONFIG,
+    ENV_SECRETS,
+    KafkaSection,
+    ProcessSettings,
+    RegistrySection,
+    Section,
+)
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.texts import shortened, without_user
 
@@ -151,12 +158,14 @@ def describe(error: ErrorDetails, path: str | None) -> str:
 
 
 def _variable_of(loc: list[str]) -> str | None:
-    """The variable that set a field, or a table around it as JSON: variables go before the file, in any case."""
-    there = {name.upper(): name for name in os.environ}
+    """The variable that set a field, or a table around it as JSON, or the secret that did: they go before the file."""
+    secrets = Path(os.environ.get(ENV_SECRETS, os.devnull))
+    there = {one.name.upper(): f"the file {one}" for one in secrets.glob("PENSTOCK_*")}
+    there |= {name.upper(): f"the variable {name}" for name in os.environ}
     for length in range(len(loc), 0, -1):
         name = there.get("PENSTOCK_" + "__".join(part.upper() for part in loc[:length]))
         if name is not None:
-            return f"the variable {name}"
+            return name
     return None
 
 

@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, StringConstraints, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    NestedSecretsSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from penstock.common.settings import KafkaSettings
 
 ENV_CONFIG = "PENSTOCK_CONFIG"
+ENV_SECRETS = "PENSTOCK_SECRETS"
+"""Names a folder of files, each with the value of the variable whose name it has: as secrets are mounted."""
 
 
 class Section(BaseModel):
@@ -120,7 +128,9 @@ class RegistrySection(Section):
 
 
 class ProcessSettings(BaseSettings):
-    """Defaults, then the TOML file that PENSTOCK_CONFIG names, then PENSTOCK_* variables. Raises FileNotFoundError."""
+    """Defaults, then the TOML file that PENSTOCK_CONFIG names, then the files in the folder of PENSTOCK_SECRETS, then
+    PENSTOCK_* variables. Raises FileNotFoundError.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="ignore", frozen=True, protected_namespaces=()
@@ -135,9 +145,13 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        config = os.environ.get(ENV_CONFIG)
-        if config is None:
-            return (init_settings, env_settings)
-        if not Path(config).is_file():
-            raise FileNotFoundError(f"{ENV_CONFIG} names {config}, which is not a file")
-        return (init_settings, env_settings, TomlConfigSettingsSource(settings_cls, toml_file=config))
+        sources = [init_settings, env_settings]
+        if (secrets := os.environ.get(ENV_SECRETS)) is not None:
+            if not Path(secrets).is_dir():
+                raise FileNotFoundError(f"{ENV_SECRETS} names {secrets}, which is not a folder")
+            sources.append(NestedSecretsSettingsSource(file_secret_settings, secrets_dir=secrets))
+        if (config := os.environ.get(ENV_CONFIG)) is not None:
+            if not Path(config).is_file():
+                raise FileNotFoundError(f"{ENV_CONFIG} names {config}, which is not a file")
+            sources.append(TomlConfigSettingsSource(settings_cls, toml_file=config))
+        return (*sources,)

@@ -125,6 +125,7 @@ class Connecting:
                 counts_since_ms=self._since_ms,
                 tenants=self._context.allowances.tenants,
             )
+            view.fleet.declare(settings.models)
             loop = asyncio.get_running_loop()
 
             def on_failure(reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,15 +21,20 @@ disable_created_metrics()
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+ModelQueue = tuple[str, str, str]
+"""(class, model, pool); the pool is empty for the common one."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gauges:
     """What the gateway knows about the present; depths in requests, ages in seconds, both by priority class."""
 
     queue_depth: Mapping[str, int] = field(default_factory=dict[str, int])
-    model_queue_depth: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
-    """By (model, pool); the pool is empty for the common one."""
     oldest_age_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    model_depth: Mapping[ModelQueue, int] = field(default_factory=dict[ModelQueue, int])
+    model_oldest_age_s: Mapping[ModelQueue, float] = field(default_factory=dict[ModelQueue, float])
     inflight: int = 0
+    streams: int = 0
     ws_clients: int = 0
     device_memory: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     """Bytes by (device, kind), as workers tell; devices of one name are added up."""
@@ -85,10 +91,13 @@ class _GaugeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         read, gauges = self._metrics, self._metrics.read_gauges()
+        of_model = ["class", "model", "pool"]
         families: list[tuple[str, str, list[str], Mapping[Any, int | float]]] = [
             ("queue_depth", "Requests accepted and not running.", ["class"], gauges.queue_depth),
-            ("model_queue_depth", "The same by model.", ["model", "pool"], gauges.model_queue_depth),
             ("oldest_age_seconds", "Age of the oldest of them.", ["class"], gauges.oldest_age_s),
+            ("model_depth", "Requests accepted and not running, by model.", of_model, gauges.model_depth),
+            ("model_oldest_age_seconds", "Age of the oldest of them.", of_model, gauges.model_oldest_age_s),
+            ("model_queue_depth", "The same of all classes.", ["model", "pool"], _all_classes(gauges.model_depth)),
             ("device_memory_bytes", "Memory of all workers' devices.", ["device", "kind"], gauges.device_memory),
             ("batch_size", "Requests running, by model.", ["model"], gauges.running),
             ("dlq_letters", "Dead letters that lie on their topic, by reason.", ["reason"], read.read_letters()),
@@ -101,11 +110,19 @@ class _GaugeCollector(Collector):
                 family.add_metric([key] if isinstance(key, str) else key, value)
             yield family
         yield GaugeMetricFamily("penstock_inflight", "Requests accepted and not done.", value=gauges.inflight)
+        yield GaugeMetricFamily("penstock_streams", "Open exchanges that wait for an outcome.", value=gauges.streams)
         yield GaugeMetricFamily("penstock_ws_clients", "Open WebSockets.", value=gauges.ws_clients)
         due, swept = read.read_swept()
         yield GaugeMetricFamily("penstock_conversations_due", "Conversations to be deleted by age.", value=due)
         yield _counters("conversations_swept", "Conversations that were due, by what became of them.", "result", swept)
         yield _counters("view_records", "Records read for the view.", "fate", read.read_records())
+
+
+def _all_classes(depths: Mapping[ModelQueue, int]) -> Mapping[tuple[str, str], int]:
+    sums: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for (_, model, pool), depth in depths.items():
+        sums[model, pool] += depth
+    return sums
 
 
 def _counters(name: str, text: str, label: str, counts: Mapping[str, int]) -> CounterMetricFamily:

@@ -17,6 +17,7 @@ from penstock.common.configuration import (
     Section,
     SharedSection,
 )
+from penstock.common.model_entry import ModelEntry
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.limits.allowances import Allowances, Totals
@@ -143,6 +144,7 @@ class GatewaySettings(ProcessSettings):
     auth: AuthSection = Field(default_factory=AuthSection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     webhooks: WebhooksSection = WebhooksSection()  # pyright: ignore[reportCallIssue]

@@ -44,6 +44,33 @@ def test_the_environment_goes_before_the_file(write: Write, monkeypatch: pytest.
     assert (settings.kafka.bootstrap_servers, settings.kafka.topic_prefix) == ("b:2", "x-")
 
 
+def test_a_folder_of_secrets_goes_before_the_file_and_behind_the_environment(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubernetes mounts a Secret: links to files in a hidden folder, which is replaced as a whole."""
+    write('[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "x-"\n')
+    folder = tmp_path / "secrets"
+    mounted = folder / "..2026_11_30"
+    mounted.mkdir(parents=True)
+    (folder / "..data").symlink_to(mounted.name)
+    secrets = {"PENSTOCK_KAFKA__SECURITY": '{"sasl.password": "p"}\n', "PENSTOCK_KAFKA__TOPIC_PREFIX": "y-"}
+    for name, value in secrets.items():
+        (mounted / name).write_text(value)
+        (folder / name).symlink_to(f"..data/{name}")
+    monkeypatch.setenv("PENSTOCK_SECRETS", str(folder))
+    monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "b:2")
+    kafka = load(ClusterSettings).kafka
+    assert (kafka.bootstrap_servers, kafka.topic_prefix, kafka.security) == ("b:2", "y-", {"sasl.password": "p"})
+
+    (mounted / "PENSTOCK_TOPICS__PARTITIONS").write_text("many")
+    (folder / "PENSTOCK_TOPICS__PARTITIONS").symlink_to("..data/PENSTOCK_TOPICS__PARTITIONS")
+    with pytest.raises(CliFailure, match=r"topics.partitions.*the file .*/PENSTOCK_TOPICS__PARTITIONS"):
+        load(ClusterSettings)
+    monkeypatch.setenv("PENSTOCK_SECRETS", str(tmp_path / "none"))
+    with pytest.raises(CliFailure, match=r"PENSTOCK_SECRETS names .*none, which is not a folder"):
+        load(ClusterSettings)
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "field"),
     [

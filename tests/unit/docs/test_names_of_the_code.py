@@ -94,6 +94,7 @@ def test_named_identifiers_are_in_the_code(pages: list[Page]) -> None:
     """A name that the code has lost is one that the page should lose too."""
     files = [path for path in sources() if path.suffix in (".py", ".avsc") and path != Path(__file__)]
     files += [ROOT / name for name in ("pyproject.toml", "constraints.txt", "docker-compose.yml")]
+    files += [path for path in (ROOT / "deploy" / "helm").rglob("*") if path.is_file()]
     words = set(re.findall(r"\w+", "\n".join(f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in files)))
     named = {span for page in pages if page.path.name not in UNREAD for span in page.spans if NAME.fullmatch(span)}
     absent = {span for span in named if not set(re.findall(r"\w+", span)) <= words}

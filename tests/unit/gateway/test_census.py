@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,12 @@ def test_the_census_counts_what_a_plain_count_finds(steps: list[tuple[int, str, 
             requests, since_ms = expected_kinds[one.kind]
             assert one.requests == requests
             assert one.since_ms == since_ms or 0 <= (since_ms or 0) - (one.since_ms or 0) < 1_000
+        by_kind: Counter[Kind] = Counter()
+        for klass, one in census.waiting_by_class(NOW_MS):
+            by_kind[one.kind] += one.requests
+            depths[klass] -= one.requests
+        assert by_kind == {kind: requests for kind, (requests, _) in expected_kinds.items()}
+        assert not any(depths.values())
         assert lines_of(census) == waiting_by_line(live)
         for tenant in tenants:
             own = {number: entry for number, entry in live.items() if entry.tenant == tenant}

@@ -9,10 +9,12 @@ import pytest
 
 from kit.records import CODEC, model_info, model_state, request, worker
 from kit.refusals import refused
+from penstock.common.model_entry import ModelEntry
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.view.fleet import ABSENT_MS, Fleet
 from penstock.schemas.errors import ContextLengthExceeded
 from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, WorkerState
+from penstock.schemas.topics import HORIZON_MS
 
 NOW, LATE = 1_000_000_000, 20_000
 CHAT = ["text_generation"]
@@ -246,3 +248,33 @@ def test_a_worker_counts_that_starts_with_its_clock_set_back() -> None:
     fleet = fed(said("w1", chat(), started_at=5_000))
     hear(fleet, said("w1", started_at=10, updated_at=20), NOW + 70_000)
     assert events(fleet) == [("unloaded", "m", "worker_restarted")]
+
+
+DECLARED = [
+    ModelEntry(id="m", source="x", engine="noop", tasks=CHAT, aliases=["default"]),
+    ModelEntry(id="gpu-m", source="x", engine="noop", tasks=CHAT, pool="gpu"),
+]
+
+
+def declared(*records: ModelInfo | WorkerState | str) -> set[tuple[str, str | None]]:
+    """The models that are known, and the pools of each, of a gateway whose file has DECLARED."""
+    fleet = fed(*records)
+    fleet.declare(DECLARED)
+    return {(one.model, one.pool) for one in fleet.known(NOW, LATE).models}
+
+
+def test_a_model_of_the_file_is_known_before_any_worker_of_its_pool_has_lived() -> None:
+    assert declared() == {("m", None), ("gpu-m", "gpu")}
+    assert declared(said("w1", chat())) == {("gpu-m", "gpu")}, "a worker that serves another file knows better"
+    assert declared(info(), said("w1", chat())) == {("m", None), ("gpu-m", "gpu")}
+    assert declared(said("w2", pool="gpu")) == {("m", None)}
+
+
+def test_a_model_of_the_file_outlives_its_last_worker_by_more_than_a_day() -> None:
+    old = {"updated_at": NOW - HORIZON_MS - 1}
+    assert declared(info("gpu-m", pool="gpu", **old), info("left", **old)) == {("m", None), ("gpu-m", "gpu")}
+
+
+def test_an_entry_without_a_pool_is_where_workers_reported_it() -> None:
+    """Any worker that reads it serves it: taken for one of the common pool, its requests would wait there."""
+    assert declared(info("m", pool="gpu")) == {("m", "gpu"), ("gpu-m", "gpu")}

@@ -60,6 +60,7 @@ class Bridge:
             for tenant in tenants
         }
         self._known = Known(kafka, codec, settings.gateway.worker_late_s)
+        self._known.declare(settings.models)
         requests = Requests(self._clients, self._known, _allowances(settings), store.check_place)
         sender = ServiceTransport(self._transport)
         self._feeder = QueueFeeder(

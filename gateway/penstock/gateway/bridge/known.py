@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from penstock.common import admin
 from penstock.common.arrivals import Arrivals
 from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
+from penstock.common.model_entry import ModelEntry
 from penstock.common.model_pools import pool_of
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
@@ -119,6 +120,9 @@ class Known:
         self._tasks = BackgroundTasks()
         self._looking: asyncio.Task[None] | None = None
         self.sent = SentRequests()
+
+    def declare(self, entries: Iterable[ModelEntry]) -> None:
+        self._fleet.declare(entries)
 
     async def start(self) -> None:
         """Begin to read, two horizons back. Raises BrokerUnavailable, NotFound."""

@@ -15,6 +15,7 @@ from penstock.common.configuration import (
     Section,
     SharedSection,
 )
+from penstock.common.model_entry import ModelEntry
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.limits.settings import LimitsSection
 from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
@@ -51,6 +52,7 @@ class BridgeSettings(ProcessSettings):
     auth: KeysFile = Field(default_factory=KeysFile)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
     queue_policy: QueuePolicy = "weighted"
     """Which of `[[queues]]` is next when several have messages; strict takes them in their order."""
     queue_merge: QueueMergeSection = QueueMergeSection()  # pyright: ignore[reportCallIssue]

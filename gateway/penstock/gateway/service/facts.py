@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.common.clock import now_ms
-from penstock.common.labels import NONE, OTHER
 from penstock.common.model_pools import pool_of
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
+from penstock.gateway.service.model_queues import model_queues
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.open_transactions import Brokers, OpenTransactions
 from penstock.gateway.service.planning import plan
@@ -208,7 +208,9 @@ class Facts:
         }
 
     def gauges(self) -> Gauges:
-        depths, ages = self._view.census.queue_depths(now_ms())
+        at_ms = now_ms()
+        depths, ages = self._view.census.queue_depths(at_ms)
+        model_depth, model_oldest_age_s = model_queues(self.models(), self._view.census.waiting_by_class(at_ms), at_ms)
         memory: dict[tuple[str, str], int] = {}
         for worker in self._view.fleet.workers.values():
             if worker.state == STOPPED:
@@ -220,23 +222,15 @@ class Facts:
                         memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
         return Gauges(
             queue_depth=depths,
-            model_queue_depth=self._model_depths(),
             oldest_age_s=ages,
+            model_depth=model_depth,
+            model_oldest_age_s=model_oldest_age_s,
             inflight=self._view.live_count,
+            streams=self._hub.connected,
             ws_clients=self.sockets,
             device_memory=memory,
             running=dict(self._view.census.running),
         )
-
-    def _model_depths(self) -> dict[tuple[str, str], int]:
-        """What waits by (model, pool). Names that no worker has told of, whoever wrote them, are `other` together."""
-        named = {(name, one.pool): one.model for one in self.models() for name in (one.model, *one.aliases)}
-        depths: dict[tuple[str, str], int] = {}
-        for one in self._view.census.waiting(now_ms()):
-            model = NONE if one.model is None else named.get((one.model, one.pool), OTHER)
-            known_pool = "" if one.pool is None else one.pool if model not in (NONE, OTHER) else OTHER
-            depths[model, known_pool] = depths.get((model, known_pool), 0) + one.requests
-        return depths
 
     def tenant_stats(self, tenant: str) -> dict[str, Any]:
         """What one tenant has under way, and how its requests go. Rates are means over the last minute."""

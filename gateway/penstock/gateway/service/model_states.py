@@ -10,6 +10,7 @@ from typing import Any
 from penstock.common.desired import Desired
 from penstock.common.model_entry import ModelEntry
 from penstock.common.orders import changes, entry_of
+from penstock.gateway.view.declared import declared_model
 from penstock.gateway.view.liveness import ModelId
 from penstock.schemas.desired import MODEL, desired_key
 from penstock.schemas.errors import InvalidRequest, ModelNotFound
@@ -156,7 +157,9 @@ def admin_models(
             entry = entry_of(state)
             if entry is not None:
                 found = observation(workers, state.pool, ordered.revision)
-                infos[state.name, state.pool] = _added(entry, state, _unreported(found, ordered.revision))
+                infos[state.name, state.pool] = declared_model(
+                    entry, state.created_at, _unreported(found, ordered.revision)
+                )
     return [
         _admin_model(
             info,
@@ -262,26 +265,6 @@ def _unreported(found: Observation, revision: int) -> str:
     if found.waiting_workers:
         return f"the order to add it is not observed yet by {', '.join(found.waiting_workers)}"
     return "no live worker is in its pool"
-
-
-def _added(entry: ModelEntry, state: DesiredState, reason: str) -> ModelInfo:
-    """The facts of a model that no worker reports, as its entry has them."""
-    return ModelInfo(
-        model=entry.id,
-        tasks=entry.tasks,
-        aliases=entry.aliases,
-        pool=entry.pool,
-        engine=entry.engine,
-        defaults={name: json.dumps(value) for name, value in entry.payload_defaults().items()},
-        state="absent",
-        updated_at=state.created_at,
-        worker_id="",
-        priority=entry.priority,
-        pinned=entry.pinned,
-        max_batch_size=entry.max_batch_size,
-        reason=reason,
-        revision=entry.revision,
-    )
 
 
 def find_one(models: Iterable[Json], name: str, pool: str | None) -> Json:

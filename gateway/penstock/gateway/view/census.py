@@ -121,6 +121,12 @@ class Census:
             found += [Wait(klass, age.since_ms, requests=age.requests) for age in waiting.ages.values() if age.requests]
         return found
 
+    def waiting_by_class(self, now_ms: int) -> Iterator[tuple[str, Waiting]]:
+        """What waits, by class and kind, without what may not start yet. Take them before anything changes."""
+        for (klass, (task, model, pool)), one in self._kinds.items():
+            if requests := one.due(now_ms):
+                yield klass, Waiting(task=task, model=model, pool=pool, requests=requests, since_ms=one.since_ms)
+
     def waiting(self, now_ms: int) -> Iterator[Waiting]:
         """What waits, by kind, without what may not start yet. Take them before anything changes."""
         for klass, kind in self._kinds:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from penstock.common.model_entry import ModelEntry
 from penstock.common.reader import RawMessage
+from penstock.gateway.view.declared import declared_model
 from penstock.gateway.view.model_events import ModelEvents
 from penstock.schemas.codec import Codec
 from penstock.schemas.desired import model_key
@@ -38,6 +40,7 @@ class Fleet:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self._declared: dict[ModelKey, ModelEntry] = {}
         self.models: dict[ModelKey, ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
         """`updated_at` is when this process heard the report: the clocks of workers differ from its own."""
@@ -47,6 +50,10 @@ class Fleet:
         self._gone: frozenset[str] = frozenset()
         """Workers that stopped in order."""
         self._kept: tuple[float, KnownModels] = (float("-inf"), KnownModels())
+
+    def declare(self, entries: Iterable[ModelEntry]) -> None:
+        """The models of this process' configuration, which are known while no worker of their pool lives."""
+        self._declared = {(entry.id, entry.pool or ""): entry for entry in entries}
 
     def on_model(self, message: RawMessage) -> None:
         self._kept = (float("-inf"), KnownModels())
@@ -100,9 +107,10 @@ class Fleet:
         self._gone &= {name for _, name in self._had.values()} | {one.worker_id for one in self.models.values()}
 
     def known(self, now_ms: int, late_ms: int) -> KnownModels:
-        """The models that workers told of within a day, with what all live workers of their pool can do together.
+        """The models that workers reported within a day, with what all live workers of their pool can do together.
 
         The topic has one record a model, by whichever worker wrote last. What that one lacks the pool may have.
+        Declared models of pools without a live worker are known too: a request for one is what starts a worker.
         """
         made_at, kept = self._kept
         if time.monotonic() - made_at > KEPT_MS / 1000:
@@ -120,7 +128,7 @@ class Fleet:
         models: list[ModelInfo] = []
         unsure: set[tuple[str, str | None]] = set()
         for key, info in self.models.items():
-            if info.updated_at < now_ms - HORIZON_MS:
+            if info.updated_at < now_ms - HORIZON_MS and key not in self._declared:
                 continue  # nobody tells any more of one that left its configuration
             if key in served:
                 models.append(_together(info, served[key]))
@@ -128,7 +136,18 @@ class Fleet:
                     unsure.add((info.model, info.pool))
             elif key[1] not in pools or not self._has_left(key, info, {one.worker_id for one in live}, now_ms):
                 models.append(info)
+        models += [declared_model(entry, now_ms) for entry in self._unreported(pools)]
         return KnownModels(models, frozenset(unsure))
+
+    def _unreported(self, pools: Container[str]) -> Iterator[ModelEntry]:
+        """Declared models without a record, unless their pool has workers: these serve other files.
+
+        An entry without a pool is served in any: with a record of it, that one says where.
+        """
+        reported = {model for model, _ in self.models}
+        for (model, pool), entry in self._declared.items():
+            if pool not in pools and (model, pool) not in self.models and (pool or model not in reported):
+                yield entry
 
     def _has_left(self, key: ModelKey, info: ModelInfo, live: Container[str], now_ms: int) -> bool:
         """Whether no live worker has it because its workers stopped in order, or go on without it."""
