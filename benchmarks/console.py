@@ -1,4 +1,4 @@
-"""What the console costs a gateway, and whether its list of requests stays smooth.
+"""What the console costs a gateway, how soon it is there, and whether its list of requests stays smooth.
 
 Chats a second with no page open, one, and 50, by turns. Then a real browser with 10,000 live requests, of which 200
 change each second: frames a second while somebody scrolls, by the browser's own trace, and its memory over `--minutes`.
@@ -122,6 +122,26 @@ def cost_of_pages(bootstrap: str, rounds: int, *, quick: bool) -> list[Row]:
     return rows
 
 
+def first_view(bootstrap: str, rounds: int) -> list[Row]:
+    """From the address to the sentence that all is well, with an empty cache; the floor: `/docs`."""
+    shown: dict[str, list[float]] = {"": [], "docs": []}
+    with system(bootstrap, models=[NOOP]) as whole, sync_playwright() as playwright, Steal() as steal:
+        whole.worker().wait_ready()
+        gateway = whole.gateway().wait_ready()
+        browser = playwright.chromium.launch(executable_path=tool("chromium"), args=["--no-sandbox"])
+        for _ in range(rounds):
+            for place, text in (("", "All well"), ("docs", "Penstock")):
+                page = browser.new_context().new_page()
+                began = time.monotonic()
+                page.goto(f"{gateway.url}/{place}")
+                page.get_by_text(text).first.wait_for()
+                shown[place].append(1_000 * (time.monotonic() - began))
+                page.context.close()
+        browser.close()
+    what = "first view: the first screen says that all is well (floor: /docs is there)"
+    return [Row(what, "ms", shown[""], shown["docs"], [steal.share], "≤ 1,000")]
+
+
 class Changing:
     """Requests that live, and what workers would say of them: places in the queue, new ones, and some outcomes."""
 
@@ -242,13 +262,15 @@ def main() -> None:
     chosen = options(__doc__, rounds=12)
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=0.2 if chosen.quick else 5)
-    parser.add_argument("--only", choices=["chats", "browser"])
+    parser.add_argument("--only", choices=["chats", "view", "browser"])
     asked = parser.parse_known_args()[0]
     rows: list[Row] = []
     with broker() as bootstrap:
-        if asked.only != "browser":
+        if asked.only in (None, "chats"):
             rows += cost_of_pages(bootstrap, chosen.rounds, quick=chosen.quick)
-        if asked.only != "chats":
+        if asked.only in (None, "view"):
+            rows += first_view(bootstrap, chosen.rounds)
+        if asked.only in (None, "browser"):
             rows += smooth_list(bootstrap, asked.minutes)
     save("console", rows)
 

@@ -32,7 +32,8 @@ def test_a_system_that_is_well_says_so_and_can_be_read_by_everybody(
 ) -> None:
     page = open_page(gateway, color_scheme=scheme)
     told(page, "All well")
-    told(page, "noop")
+    told(page, "Kafka ok · artifacts ok")
+    told(page, "1 replica: text generation")
     assert violations(page) == []
     assert wider_than(page, PHONE) == []
     assert violations(page) == []
@@ -49,6 +50,9 @@ def test_a_gateway_that_hangs_is_not_called_well(gateway: Process, open_page: Op
         told(page, "What is shown here is as of")
         assert "silent for" not in page.inner_text("main"), "of its workers nothing is known"
         assert page.get_by_role("heading", name="Workers: 1").count() == 1
+        wait_until(lambda: page.locator(".away").count() > 3, 20, "each part of the page knows")
+        assert page.locator(".away:visible").count() == 1, "the error is told once"
+        assert page.locator(".away a").count() == 0, "the gateway's documentation is away too"
     finally:
         gateway.popen.send_signal(signal.SIGCONT)
     told(page, "All well", 20)
@@ -75,7 +79,7 @@ def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_pa
     told(page, "paused in the pool far")
     told(page, "silent for")
     told(page, "Workers: 2")
-    told(page, "At the front waits: 2 memory")
+    told(page, "At the front: memory (2)")
     told(page, "no devices")
     page.get_by_role("button", name="load the model earlier").wait_for()
     assert focused(page) == "pause the model noop", "a card that comes before it leaves the focus where it is"
@@ -167,7 +171,16 @@ def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(
     line = page.locator("[aria-labelledby=waiting] tr", has_text="crawler")
     wait_until(lambda: "paused" in line.inner_text(), 10, "the reason is told")
     assert [*line.locator("td").all_inner_texts()[:4]] == ["3", "low", "noop", "crawler"]
+    told(page, "4 stand still")
     assert violations(page) == []
+    page.locator("article", has_text="class_paused").get_by_role("link", name="see them").click()
+    told(page, "4 requests here")
+    page.go_back()
+    page.get_by_role("textbox", name="Id").fill("crawl1")
+    page.keyboard.press("Enter")
+    told(page, "1 request here")
+    page.get_by_role("link", name="crawl1").wait_for()
+    page.go_back()
     page.get_by_role("link", name="3 requests of class low, noop, tenant crawler").click()
     told(page, "3 requests here")
     page.go_back()
@@ -205,6 +218,12 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     letters = httpx.get(f"{gateway.url}/v1/admin/dlq").json()["data"]
     redriven = {one["request_id"]: one["redriven_as"] is not None for one in letters}
     assert redriven.items() >= {late: True, "poison": False}.items(), "what was run again may have failed again"
+    again = gateway.submit(execution_timeout_ms=50, max_attempts=1)
+    page.get_by_role("radio", name="newest that failed").check()
+    page.get_by_role("button", name=f"run {again} of default again").click(timeout=30_000)
+    told(page, "1 request redriven")
+    own = f"{gateway.url}/v1/admin/dlq?request_id={again}"
+    wait_until(lambda: httpx.get(own).json()["data"][0]["redriven_as"], 10, "its letter names the new request")
     page.get_by_role("textbox", name="Id").fill("poison")
     page.keyboard.press("Enter")
     told(page, "payload.prompt must be text")

@@ -297,6 +297,16 @@ def test_what_ends_by_a_clock_that_runs_far_ahead_does_not_lower_the_depths_befo
     assert [(one.accepted, one.net) for one in history.minutes().values()] == [(1, {})]
 
 
+def test_images_of_outputs_are_counted_and_kept_with_what_earlier_files_have() -> None:
+    history, entry = History(), RequestState("default", "r", 0)
+    made = {"images": [{"artifact_id": "a"}, {"artifact_id": "b"}]}
+    entry.on_result(outcome(created_at=NOW_MS, task="image_generation", image_generation=made), 0)
+    history.note(entry, NOW_MS)
+    ((_, text),) = history.drain()["minutes"]
+    assert Minute.from_text(text).images == 2
+    assert Minute.from_text("[1, 2, 3, {}, {}, {}, {}]").images == 0
+
+
 def test_minutes_that_one_gateway_still_holds_change_no_answer() -> None:
     window, last = Window.of(NOW_MS, RANGE, 1), {NOW_MS // MINUTE: Minute(accepted=1)}
     older = {NOW_MS // MINUTE - KEPT_MINUTES: Minute(accepted=1)}

@@ -50,11 +50,40 @@ const bars = (there, ...events) => courses(events.reverse(), there, 100_000, 200
 WORKERS = """
 import assert from "node:assert";
 import {words} from "./parts.js";
-import {trend} from "./waiting.js";
+import {stuck, trend} from "./waiting.js";
 import {live} from "./workers.js";
 const time = (second) => new Date(second * 1000).toISOString();
 """
+CHARTS = """
+import assert from "node:assert";
+import {alone, rates} from "./charts.js";
+const shown = (lasted_s, ...counts) => rates({step_s: 60, times: counts.map((_, at) => 60 * at),
+  until: new Date(1000 * (60 * (counts.length - 1) + lasted_s)).toISOString()}, counts).at(-1);
+"""
 CASES = {
+    "the newest rate is known from the first second of a minute on, and steady where it is": (
+        CHARTS,
+        """
+        assert.deepEqual([shown(5, 0, 130), shown(5, 60, 5), shown(30, 0, 60), shown(5, null, 10), shown(5, 60, null)],
+          [2, 1, 2, 0.5, null]);
+        """,
+    ),
+    "a minute between two of which nothing is known is drawn as a point": (
+        CHARTS,
+        """
+        assert.deepEqual(alone([1, null, 2, null, null, 3, 4, null, 0]), [0, 2, 8]);
+        """,
+    ),
+    "lines stand still of which all requests wait for what does not come by itself": (
+        WORKERS,
+        """
+        const line = (depth, ...reasons) =>
+          ({class: "low", depth, reasons: Object.fromEntries(reasons.map((one) => [one, 1]))});
+        const lines = (...data) => stuck({data}, "low");
+        assert.equal(lines(line(3, "no_worker", "paused"), line(5, "paused", "memory"), line(7)), 3);
+        assert.equal(stuck({data: [line(3, "paused")]}, "high") + stuck(null, "low"), 0);
+        """,
+    ),
     "a model is loading, loaded and unloaded, and loaded again until now": (
         LOADS,
         """

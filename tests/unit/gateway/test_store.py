@@ -64,9 +64,10 @@ def new_entry(request_id: str = "r", *, accepted_ms: int = 1_000, updated_ms: in
     return entry
 
 
-def ended(entry: Entry) -> Entry:
+def ended(entry: Entry, status: str = "completed") -> Entry:
     assert entry.origin is not None
-    entry.on_result(replace(TERMINAL, request_id=entry.request_id, tenant=entry.tenant, origin=entry.origin), 5)
+    named = {"request_id": entry.request_id, "tenant": entry.tenant, "origin": entry.origin}
+    entry.on_result(replace(TERMINAL, status=status, **named), 5)
     return entry
 
 
@@ -490,6 +491,12 @@ def test_each_filter_alone_and_with_others(store: Store, where: dict[str, str], 
     for after in "ae":
         assert ids(page(store, after=after, where=chosen)) == [one for one in found if one > after]
     assert page(store, where=chosen, tenant="none") == []
+
+
+def test_unsuccessful_is_each_end_but_completed_and_cancelled(store: Store) -> None:
+    ends = ("completed", "failed", "dead_lettered", "expired", "cancelled")
+    write(store, 1, *(ended(new_entry(status, accepted_ms=at), status) for at, status in enumerate(ends)))
+    assert ids(page(store, where=RequestFilter(status="unsuccessful"))) == ["failed", "dead_lettered", "expired"]
 
 
 def test_erased_requests_are_known_and_not_listed(store: Store) -> None:

@@ -30,7 +30,7 @@ app = App(no_args_is_help=True, help="List, show, cancel, reprioritize and delet
 @app.command("list")
 def list_requests(
     gateway: Gateway,
-    status: Annotated[str | None, typer.Option(help="Only these, e.g. running; waiting: all that wait.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only these, e.g. running, waiting or unsuccessful.")] = None,
     conversation_id: Annotated[str | None, typer.Option(help="Only those of this conversation.")] = None,
     user_id: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
     session_id: Annotated[str | None, typer.Option(help="Only this session's.")] = None,
@@ -60,8 +60,8 @@ def list_requests(
         "model": model,
         "class": klass,
     }
-    if status not in (None, "waiting", *STATUS_RANKS):
-        text = f"--status {status}: there are waiting (all that wait), {', '.join(STATUS_RANKS)}"
+    if status not in (None, "waiting", "unsuccessful", *STATUS_RANKS):
+        text = f"--status {status}: there are waiting, unsuccessful, {', '.join(STATUS_RANKS)}"
         raise CliFailure(text, exit_code=ExitCode.USAGE)
     root = "/v1/requests" if tenant is None else "/v1/admin/requests"
     found = list(gateway.pages(root, limit + 1, **wanted, status=status, order="desc"))

@@ -162,6 +162,7 @@ class History(Answer):
     ended: Annotated[dict[str, Counts], Field(description="By status.")]
     prompt_tokens: Counts
     completion_tokens: Counts
+    images: Annotated[Counts, Field(description="In the outputs of what ended.")]
     wait_ms: Annotated[TimeQuantiles, Field(description="From accepted, or `start_after`, to the last run's begin.")]
     run_ms: TimeQuantiles
     first_token_ms: Annotated[TimeQuantiles, Field(description="From a worker's taking it.")]

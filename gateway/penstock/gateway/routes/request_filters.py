@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query
 
 from penstock.common.clock import now_ms
-from penstock.gateway.view.filters import WAITING, RequestFilter
+from penstock.gateway.view.filters import STATUS_GROUPS, RequestFilter
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import PAYLOAD_FIELDS, STATUS_RANKS
 from penstock.schemas.topics import CLASSES
@@ -18,7 +18,7 @@ MOST_AGE_S = 10 * 24 * 3_600
 def checked(where: RequestFilter) -> RequestFilter:
     """The filter itself. Raises InvalidRequest for a status, task or class that no request ever has."""
     for name, value, known in (
-        ("status", where.status, (*STATUS_RANKS, WAITING)),
+        ("status", where.status, (*STATUS_RANKS, *STATUS_GROUPS)),
         ("task", where.task, PAYLOAD_FIELDS),
         ("class", where.klass, CLASSES),
     ):
@@ -29,7 +29,11 @@ def checked(where: RequestFilter) -> RequestFilter:
 
 def queried(
     status: Annotated[
-        str | None, Query(description="`waiting`: any of a request that has not ended and does not run.")
+        str | None,
+        Query(
+            description="`waiting`: any of a request that has not ended and does not run. "
+            "`unsuccessful`: failed, dead_lettered or expired."
+        ),
     ] = None,
     conversation_id: str | None = None,
     user_id: str | None = None,

@@ -12,10 +12,12 @@ from penstock.schemas.topics import priority_class
 if TYPE_CHECKING:
     from penstock.gateway.view.entries import Entry
 
-WAITING = "waiting"
-"""In place of a status: any of a request that has not ended and does not run."""
 _LIVE = frozenset(name for name, rank in STATUS_RANKS.items() if rank < STATUS_RANKS["completed"])
-_WAITING = tuple(name for name in STATUS_RANKS if name in _LIVE and name != "running")
+STATUS_GROUPS = {
+    "waiting": tuple(name for name in STATUS_RANKS if name in _LIVE and name != "running"),
+    "unsuccessful": ("failed", "dead_lettered", "expired"),
+}
+"""In place of a status: any of these."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +47,7 @@ class RequestFilter:
     @property
     def statuses(self) -> tuple[str | None, ...]:
         """Those of which one must be so; None is any."""
-        return _WAITING if self.status == WAITING else (self.status,)
+        return STATUS_GROUPS.get(self.status or "", (self.status,))
 
     @property
     def live_alone(self) -> bool:

@@ -43,6 +43,7 @@ class Minute:
     times: dict[str, Counts] = field(default_factory=dict[str, Counts])
     net: dict[str, int] = field(default_factory=dict[str, int])
     oldest_s: dict[str, int] = field(default_factory=dict[str, int])
+    images: int = 0
 
     def add_time(self, name: str, duration_ms: int) -> None:
         if (counts := self.times.get(name)) is None:
@@ -53,13 +54,13 @@ class Minute:
         """As JSON; `from_text` reads it."""
         times = {name: counts.tolist() for name, counts in self.times.items()}
         plain = (self.accepted, self.prompt_tokens, self.completion_tokens, self.ended)
-        return json_at_once([*plain, times, self.net, self.oldest_s]).decode()
+        return json_at_once([*plain, times, self.net, self.oldest_s, self.images]).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Minute:
-        accepted, prompt_tokens, completion_tokens, ended, times, net, oldest_s = json.loads(text)
+        accepted, prompt_tokens, completion_tokens, ended, times, net, oldest_s, *images = json.loads(text)
         counted = {name: counts_of(numbers) for name, numbers in times.items()}
-        return cls(accepted, prompt_tokens, completion_tokens, ended, counted, net, oldest_s)
+        return cls(accepted, prompt_tokens, completion_tokens, ended, counted, net, oldest_s, *images)
 
 
 def add_wait(minute_of: Callable[[int], Minute], klass: str, since_ms: int, until: int, count: int = 1) -> None:
@@ -115,6 +116,7 @@ class History:
         event = entry.terminal
         assert event is not None
         minute.ended[entry.ended_as] = minute.ended.get(entry.ended_as, 0) + 1
+        minute.images += len((event.output or {}).get("images", ()))
         if event.usage is not None:
             minute.prompt_tokens += event.usage.prompt_tokens
             minute.completion_tokens += event.usage.completion_tokens

@@ -86,6 +86,7 @@ def series(
         },
         "prompt_tokens": sums("prompt_tokens"),
         "completion_tokens": sums("completion_tokens"),
+        "images": sums("images"),
         **{f"{name}_ms": _quantiles(name, shown) for name in TIMES},
         "queues": {
             klass: {"depth": told(depths), "oldest_age_s": told(ages)}

@@ -11,7 +11,7 @@ import {Overview} from "./overview.js";
 import {Playground} from "./playground.js";
 import {Request} from "./request.js";
 import {Newest, Requests} from "./requests.js";
-import {Waiting} from "./waiting.js";
+import {OwnWaiting} from "./waiting.js";
 import {Workers} from "./workers.js";
 
 const LOOK_MS = 10_000;
@@ -75,8 +75,8 @@ function title({kind, page, id}) {
 }
 
 function Home({may, tell, keyed}) {
-  return html`${may("admin") ? html`<${Overview} may=${may} tell=${tell} />` : may("read") && html`<${Waiting} may=${may} />`}
-    ${may("read") && html`<${Newest} />`}
+  return html`${may("admin") ? html`<${Overview} tell=${tell} />` : may("read") && html`<${OwnWaiting} />`}
+    ${may("read") && html`<${Newest} may=${may} tell=${tell} />`}
     ${may("submit") && may("read") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
 }
 

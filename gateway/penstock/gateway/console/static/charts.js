@@ -1,7 +1,7 @@
 // Charts of the last hours, from GET /v1/admin/history.
 import {useEffect, useRef, useState} from "./vendor/hooks.js";
 import UPlot from "./vendor/uplot.js";
-import {Failure, count, duration, gib, html, times as number_of} from "./parts.js";
+import {Failure, count, duration, gib, html, rate, times as number_of} from "./parts.js";
 
 /** The ranges that can be chosen: what is asked for, and how often. */
 export const RANGES = {
@@ -11,30 +11,38 @@ export const RANGES = {
 };
 const FAILED = ["failed", "dead_lettered", "expired"];
 const HEIGHT = 150;
-/** The last step is shown as a rate once it has lasted so long. */
+/** A rate is of so many seconds at least: a last step that has just begun is taken together with the one before it. */
 const ENOUGH_S = 20;
 const MOST_DEVICES = 8;
-const TONES = {high: "amber", medium: "blue", low: "grey"};
+const TONES = {high: "amber", medium: "blue", low: "green"};
 
 const known = (list) => list.filter((value) => value != null);
 const sum = (list) => known(list).reduce((all, one) => all + one, 0);
 const most = (list) => Math.max(0, ...known(list));
-const last = (list) => list.at(-1) ?? 0;
+export const last = (list) => list.at(-1) ?? 0;
 /** The sum of lists by step, where `like` is known. */
 const plus = (lists, like) => like.map((value, at) => value === null ? null : sum(lists.map((one) => one[at])));
-/** A rate: 12/s, 0.25/s. */
-const rate = (value) => `${value >= 10 ? count(Math.round(value)) : Number(value.toPrecision(2))}/s`;
 const seconds = (ms) => ms < 1000 ? `${Math.round(ms)} ms` : ms < 10_000 ? `${Number((ms / 1000).toPrecision(2))} s` : duration(ms / 1000);
 const clock = (s) => new Date(s * 1000).toLocaleTimeString("en", {hour: "2-digit", minute: "2-digit", hourCycle: "h23"});
 const day = (s) => new Date(s * 1000).toLocaleDateString("en", {day: "numeric", month: "short"});
 /** @param {(number | null)[]} list */
 const in_gib = (list) => list.map((bytes) => bytes === null ? null : bytes / 2 ** 30);
 
-/** A step holds the most of its time. */
-const newest = ({step_s}) => step_s > 60 ? `in the last ${duration(step_s)}` : "now";
+/** What the newest figures are of: a step holds the most of its time. */
+export const newest = ({step_s}) => step_s > 60 ? `in the last ${duration(step_s)}` : "now";
 
 /** How many ended in the whole range, by status. */
 export const ended = (history) => Object.fromEntries(Object.entries(history.ended).map(([status, list]) => [status, sum(list)]));
+
+/** Counts by step, by the second. */
+export function rates({step_s, times, until}, counts) {
+  const lasted = Date.parse(until) / 1000 - times.at(-1), before = lasted < ENOUGH_S ? counts.at(-2) ?? null : null;
+  return counts.map((number, at) => number === null ? null : at < times.length - 1 ? number / step_s
+    : before === null ? number / Math.max(ENOUGH_S, lasted) : (number + before) / (step_s + lasted));
+}
+
+/** The places of values that no line reaches: nothing is known right before and behind them. */
+export const alone = (values) => [...values.keys()].filter((at) => values[at] != null && values[at - 1] == null && values[at + 1] == null);
 
 /** `history`: what the gateway answered for `range`, or null. */
 export function Charts({history, error, range, choose}) {
@@ -46,6 +54,7 @@ export function Charts({history, error, range, choose}) {
     <${Failure} error=${error} />
     ${history && html`<div class="columns charts">
       <${Throughput} history=${history} range=${range} />
+      <${Outputs} history=${history} range=${range} />
       <${Times} history=${history} />
       <${Queues} history=${history} />
       ${live.map((one) => html`<${Memory} key=${one.worker_id + one.device} history=${history} one=${one} />`)}
@@ -54,18 +63,25 @@ export function Charts({history, error, range, choose}) {
 }
 
 function Throughput({history, range}) {
-  const {step_s, times, accepted} = history, ends = plus(Object.values(history.ended), accepted);
+  const {times, accepted} = history, ends = plus(Object.values(history.ended), accepted);
   const failed = plus(FAILED.map((status) => history.ended[status] ?? []), accepted);
-  const lasted = Date.parse(history.until) / 1000 - times.at(-1);
-  const rates = (list) => list.map((value, at) => value === null ? null : at < times.length - 1 ? value / step_s
-    : lasted >= ENOUGH_S ? value / lasted : null);
   const text = sum(accepted) + sum(ends) === 0
     ? html`No request in the last ${range}. <code>penstock submit "Hello"</code> sends one.`
-    : `${count(sum(accepted))} accepted in the last ${range}, at most ${rate(most(rates(accepted)))}; ${count(sum(failed))} failed, dead-lettered or expired.`;
+    : `${count(sum(accepted))} accepted in the last ${range}, at most ${rate(most(rates(history, accepted)))}; ${count(sum(failed))} failed, dead-lettered or expired.`;
   return html`<${Chart} title="Throughput" text=${text} times=${times} show=${rate} lines=${[
-    {name: "accepted", tone: "blue", values: rates(accepted)},
-    {name: "ended", tone: "green", values: rates(ends)},
-    {name: "failed", tone: "red", values: rates(failed)}]} />`;
+    {name: "accepted", tone: "blue", values: rates(history, accepted)},
+    {name: "ended", tone: "green", values: rates(history, ends)},
+    {name: "failed", tone: "red", values: rates(history, failed)}]} />`;
+}
+
+/** Tokens and images count when their request ends. */
+function Outputs({history, range}) {
+  const {times, prompt_tokens: prompt, completion_tokens: made, images = []} = history;
+  const chart = (title, lines, text) => html`<${Chart} title=${title} text=${text} times=${times} show=${rate}
+    lines=${lines.map(([name, tone, counts]) => ({name, tone, values: rates(history, counts)}))} />`;
+  const text = `${count(sum(made))} generated in the last ${range}, at most ${rate(most(rates(history, made)))}; ${count(sum(prompt))} of prompts.`;
+  return html`${chart("Tokens", [["generated", "blue", made], ["of prompts", "amber", prompt]], text)}
+    ${sum(images) > 0 && chart("Images", [["made", "blue", images]], `${number_of(sum(images), "image")} in the last ${range}, at most ${rate(most(rates(history, images)))}.`)}`;
 }
 
 function Times({history}) {
@@ -73,7 +89,7 @@ function Times({history}) {
   const text = known(wait.p95).length
     ? `At most, p95 of the wait was ${seconds(most(wait.p95))}${known(first.p95).length ? `, and of the first token ${seconds(most(first.p95))} from a worker's taking the request` : ""}.`
     : "No run has ended.";
-  return html`<${Chart} title="Wait and first token" text=${text} times=${times} show=${seconds} points=${true} lines=${[
+  return html`<${Chart} title="Wait and first token" text=${text} times=${times} show=${seconds} lines=${[
     {name: "wait p50", tone: "amber", values: wait.p50}, {name: "wait p95", tone: "amber", values: wait.p95, dash: true},
     {name: "first token p50", tone: "blue", values: first.p50}, {name: "first token p95", tone: "blue", values: first.p95, dash: true}]} />`;
 }
@@ -86,10 +102,10 @@ function Queues({history}) {
 }
 
 function Memory({history, one}) {
-  const {reserved_bytes: granted, limit_bytes: limit, foreign_bytes: foreign} = one;
-  const text = `At most ${gib(most(granted))} of ${gib(most(limit))} granted; other processes held at most ${gib(most(foreign))}.`;
+  const {reserved_bytes: reserved, limit_bytes: limit, foreign_bytes: foreign} = one;
+  const text = `At most ${gib(most(reserved))} of ${gib(most(limit))} reserved; other processes held at most ${gib(most(foreign))}.`;
   return html`<${Chart} title=${`Memory of ${one.device} on ${one.worker_id}`} text=${text} times=${history.times} show=${(value) => `${Number(value.toPrecision(3))} GiB`} lines=${[
-    {name: "granted", tone: "blue", values: in_gib(granted)}, {name: "other processes", tone: "amber", values: in_gib(foreign)},
+    {name: "reserved", tone: "blue", values: in_gib(reserved)}, {name: "other processes", tone: "amber", values: in_gib(foreign)},
     {name: "limit", tone: "grey", values: in_gib(limit), dash: true}]} />`;
 }
 
@@ -97,7 +113,7 @@ function Memory({history, one}) {
  * A chart with its legend; the text says the same in words. A gap is where nothing is known.
  * A line's colour is that of its entry in the legend. The legend shows the figures under the pointer, else the newest.
  */
-function Chart({title, text, times, lines, show, points = false, least = 0}) {
+function Chart({title, text, times, lines, show, least = 0}) {
   const place = useRef(/** @type {any} */ (null)), plot = useRef(/** @type {any} */ (null));
   const [at, setAt] = useState(/** @type {number | null} */ (null));
   const data = [times, ...lines.map((line) => line.values)];
@@ -112,7 +128,7 @@ function Chart({title, text, times, lines, show, points = false, least = 0}) {
       scales: {x: {range: (_, from, to) => [from, to]}, y: {range: (_, __, high) => [0, Math.max(least, high > 0 ? high * 1.1 : 1)]}},
       axes: [{...axis, values: (_, marks) => marks.map((mark) => clock(mark) === "00:00" ? day(mark) : clock(mark))}, {...axis, size: 64, values: (_, marks) => marks.map((value) => value === null ? "" : show(value))}],
       series: [{}, ...lines.map(({dash}, number) => ({stroke: () => colour(keys[number]), width: 1.5, dash: dash ? [4, 3] : undefined,
-        points: points ? undefined : {show: false}}))],
+        points: {show: false, size: 4, filter: (chart, line) => alone(chart.data[line])}}))],
       hooks: {setCursor: [(chart) => setAt(chart.cursor.idx ?? null)]},
     }, data, box);
     const sized = new ResizeObserver(() => made.setSize({width: box.clientWidth, height: HEIGHT}));
@@ -126,7 +142,7 @@ function Chart({title, text, times, lines, show, points = false, least = 0}) {
   return html`<figure><figcaption><h3>${title}</h3>
       <p class="keys">${lines.map(({name, tone, values, dash}) => html`<span class="key"><i class=${`${tone} ${dash ? "dashed" : ""}`}></i>
         ${name} <b class="figure">${values[shown] == null ? "–" : show(values[shown])}</b></span>`)}
-        <span class="faint">${at === null ? newest({step_s: times[1] - times[0]}) : `${day(times[shown])} ${clock(times[shown])}`}</span></p></figcaption>
+        <span class="faint">${shown === times.length - 1 ? newest({step_s: times[1] - times[0]}) : `${day(times[shown])} ${clock(times[shown])}`}</span></p></figcaption>
     <div class="chart" ref=${place} aria-hidden="true"></div>
     <p class="faint">${text}</p></figure>`;
 }

@@ -66,7 +66,7 @@ const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 /** How many requests run and wait. A worker reports one number of those that wait with each of its replicas. */
 export const load = (replicas) => `${sum(replicas.map((one) => one.running))} running, ${
   sum(Object.values(Object.fromEntries(replicas.map((one) => [one.worker_id, one.queued]))))} waiting`;
-const bytes = ({memory_bytes: measured, reserved_bytes: granted}) => [granted !== null && `${gib(granted)} granted`, measured !== null && `${gib(measured)} measured`].filter(Boolean).join(", ");
+const bytes = ({memory_bytes: measured, reserved_bytes: reserved}) => [reserved !== null && `${gib(reserved)} reserved`, measured !== null && `${gib(measured)} measured`].filter(Boolean).join(", ");
 
 /** The state of a model, how far its load is, and why it is not loaded. */
 function State({one}) {
@@ -97,10 +97,10 @@ export function Orders({one, tell, all = false}) {
 
 function Device({one}) {
   const rows = (one.holders ?? []).map((holder) => [html`<bdi>${holder.model}</bdi>`, gib(holder.bytes), holder.measured_bytes === null ? "" : gib(holder.measured_bytes)]);
-  return html`<div><div class="row"><strong>${place(one)}</strong><span class="figure">${gib(one.reserved_bytes)}</span><span class="faint">of ${gib(one.limit_bytes)} granted</span></div>
+  return html`<div><div class="row"><strong>${place(one)}</strong><span class="figure">${gib(one.reserved_bytes)}</span><span class="faint">of ${gib(one.limit_bytes)} reserved</span></div>
     <${Memory} of=${one} />
     <p class="faint">${gib(one.measured_bytes)} measured of engines${one.foreign_bytes === null ? "" : `, ${gib(one.foreign_bytes)} held by other processes`}</p>
-    <${Table} name=${`Holders of ${one.device} on ${one.worker_id}`} columns=${["model", "granted", "measured"]} rows=${rows} empty="No model holds memory here." /></div>`;
+    <${Table} name=${`Holders of ${one.device} on ${one.worker_id}`} columns=${["model", "reserved", "measured"]} rows=${rows} empty="No model holds memory here." /></div>`;
 }
 
 // -- what happened

@@ -14,6 +14,8 @@ export function duration(seconds) {
   return seconds >= 10 || seconds === 0 ? `${Math.round(seconds)} s` : `${seconds.toFixed(1)} s`;
 }
 export const count = (number) => number.toLocaleString("en");
+/** 12/s, 0.25/s. */
+export const rate = (per_s) => `${per_s >= 10 ? count(Math.round(per_s)) : Number(per_s.toPrecision(2))}/s`;
 /** @param {number} bytes */
 export const gib = (bytes) => `${(bytes / 2 ** 30).toFixed(bytes < 2 ** 30 ? 2 : 1)} GiB`;
 export const times = (number, one, more = `${one}s`) => `${count(number)} ${number === 1 ? one : more}`;
@@ -31,9 +33,9 @@ export function Ago({at}) {
 
 /** An error of the API, whole, and how old the figures are that are shown still. */
 export function Failure({error}) {
-  return error && html`<p class="bad" role="alert">${error.message} (<code>${error.code}</code>).${" "}
-    <a href="/docs">The routes and their errors</a></p>
-    ${error.shown_at && html`<p class="faint">What is shown here is as of <${Ago} at=${error.shown_at} /></p>`}`;
+  return error && html`<div class=${error.status === 0 && "away"}><p class="bad" role="alert">${error.message} (<code>${error.code}</code>).${" "}
+    ${error.status !== 0 && html`<a href="/docs">The routes and their errors</a>`}</p>
+    ${error.shown_at && html`<p class="faint">What is shown here is as of <${Ago} at=${error.shown_at} /></p>`}</div>`;
 }
 
 /**

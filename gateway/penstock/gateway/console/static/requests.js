@@ -1,11 +1,11 @@
 // The caller's requests, or those of a tenant: the newest on the first screen, and all of them, live, with commands for many.
 import {useEffect, useMemo, useRef, useState} from "./vendor/hooks.js";
-import {Ago, Failure, Table, html, times, usePoll, words} from "./parts.js";
+import {Act, Ago, Failure, Table, html, times, usePoll, words} from "./parts.js";
 import {part} from "./api.js";
 import {LiveList, MOST_ROWS, ofAll} from "./live.js";
 import {Walk, start, useWalk} from "./walk.js";
 
-const STATUSES = ["waiting", "accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
+const STATUSES = ["waiting", "unsuccessful", "accepted", "queued", "waiting_for_memory", "loading_model", "running", "retrying",
   "completed", "failed", "cancelled", "expired", "dead_lettered"];
 const TASKS = ["text_generation", "embedding", "image_generation", "image_editing", "image_to_text", "image_processing",
   "summarization", "conversation_items"];
@@ -44,6 +44,8 @@ export function why(one) {
 const cells = (one, all = false) => [link(one), ...all ? [html`<bdi>${one.tenant}</bdi>`] : [], html`<span class=${color(one)}>${words(one.status)}</span>`, words(one.task),
   `${klass(one.priority)}\u00a0${one.priority}`, html`<bdi>${one.model ?? ""}</bdi>`, html`<${Ago} at=${one.created_at} />`, why(one)];
 
+const columns = (all) => all ? [COLUMNS[0], "tenant", ...COLUMNS.slice(1)] : COLUMNS;
+
 /** The filters of an address, by name; others are left out. */
 const filtersOf = (query) => Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
 
@@ -62,22 +64,26 @@ function Filters({filters, may}) {
     ${choice("task", "Task", named(TASKS))}${text("model", "Model", 14)}${choice("class", "Class", named(CLASSES))}
     ${choice("older_than_s", "Older than", Object.entries(AGES))}${may("admin") && text("tenant", "Tenant", 10)}
     <button>Search</button>${Object.keys(filters).length > 0 && html`<a href="#/requests">All</a>`}
-    ${may("admin") && filters.tenant !== ALL && html`<a href=${`#/requests?tenant=${ALL}`}>All tenants</a>`}</form>`;
+    ${may("admin") && filters.tenant !== ALL && html`<a href=${`#/requests?${new URLSearchParams({...filters, tenant: ALL})}`}>All tenants</a>`}</form>`;
 }
 
-/** The newest on the first screen. */
-export function Newest() {
-  const [found, error] = usePoll("/v1/requests?limit=20", POLL_MS);
-  const search = (event) => {
-    event.preventDefault();
-    location.hash = `#/requests?${new URLSearchParams({id_contains: event.target.elements.id.value.trim()})}`;
-  };
-  return html`<section aria-labelledby="requests"><h2 id="requests">Requests</h2>
-    <form onSubmit=${search}><label>Id <input name="id" size="20" autocomplete="off" required /></label>
-      <button>Search</button><a href="#/requests">All requests, live</a></form>
+const NEWEST = {newest: "", "newest that failed": "unsuccessful"};
+
+/** The newest on the first screen, for operators those of all tenants, with what redrives a dead letter. */
+export function Newest({may, tell}) {
+  const all = may("admin"), [chosen, choose] = useState("newest"), filters = all ? {tenant: ALL} : {};
+  const asked = new URLSearchParams({...filters, limit: 20, ...NEWEST[chosen] && {status: NEWEST[chosen]}});
+  const [found, error] = usePoll(`${all ? "/v1/admin/requests" : "/v1/requests"}?${asked}`, POLL_MS);
+  const row = (one) => [...cells(one, all), ...all ? [one.status === "dead_lettered" && html`<${Act} label="run again" about=${`run ${one.request_id} of ${one.tenant} again`}
+    path="/v1/admin/dlq/redrive" body=${{filter: {request_id: one.request_id, tenant: one.tenant}}} tell=${tell}
+    confirm=${`Run ${one.request_id} again?`} />`] : []];
+  return html`<section aria-labelledby="requests"><div class="row"><h2 id="requests">Requests${all ? " of all tenants" : ""}</h2>
+      <fieldset class="choice"><legend>Shown</legend>${Object.keys(NEWEST).map((name) => html`<label><input type="radio" name="shown" checked=${name === chosen} onChange=${() => choose(name)} />${name}</label>`)}</fieldset>
+      <a href=${`#/requests${all ? `?tenant=${ALL}` : ""}`}>All requests, live</a></div>
+    <${Filters} filters=${filters} may=${may} />
     <${Failure} error=${error} />
-    ${found && html`<${Table} name="List of requests" columns=${COLUMNS} rows=${found.data.map((one) => cells(one))} keys=${found.data.map((one) => one.request_id)}
-      empty="None. The form below sends one; so does: penstock submit 'Hello'" />`}</section>`;
+    ${found && html`<${Table} name="List of requests" columns=${[...columns(all), ...all ? ["action"] : []]} rows=${found.data.map(row)} keys=${found.data.map(all ? ofAll : (one) => one.request_id)}
+      empty=${NEWEST[chosen] ? "None has failed." : "None. The form below sends one; so does: penstock submit 'Hello'"} />`}</section>`;
 }
 
 /** All that match the filters in the page's address. */
@@ -138,22 +144,22 @@ function useRows(path, all) {
 function Rows({path, all}) {
   const {list, box, top, shown, scrolled, redraw} = useRows(path, all);
   const {rows = [], more = false, error = null, loaded = false, live = true} = list ?? {};
-  const columns = all ? [COLUMNS[0], "tenant", ...COLUMNS.slice(1)] : COLUMNS;
+  const names = columns(all);
   const hold = ({target}) => { list.live = target.checked; redraw(); list.again(); };
-  const pad = (number) => html`<tr aria-hidden="true" style=${{height: `${number * ROW_PX}px`}}><td colspan=${columns.length}></td></tr>`;
+  const pad = (number) => html`<tr aria-hidden="true" style=${{height: `${number * ROW_PX}px`}}><td colspan=${names.length}></td></tr>`;
   return html`<div class="row"><label><input type="checkbox" checked=${live} onChange=${hold} /> live</label>
       <span class="faint" id="loaded">${loaded ? `${times(rows.length, "request")} here, newest first${!more ? "" : rows.length < MOST_ROWS ? "; scroll for older ones" : "; older ones need a filter"}` : "Asking…"}</span></div>
     <${Failure} error=${error} />
     ${loaded && rows.length === 0 && html`<p class="faint">No request matches. One is sent by: <code>penstock submit 'Hello'</code></p>`}
     <div class="scroll requests" ref=${box} tabindex="0" role="region" aria-label="List of requests" hidden=${rows.length === 0} onScroll=${scrolled}>
-      <table aria-rowcount=${more ? -1 : rows.length + 1}><thead><tr>${columns.map((one) => html`<th scope="col" class=${`of-${one}`}>${one}</th>`)}</tr></thead>
+      <table aria-rowcount=${more ? -1 : rows.length + 1}><thead><tr>${names.map((one) => html`<th scope="col" class=${`of-${one}`}>${one}</th>`)}</tr></thead>
         <tbody>${pad(top)}${shown.map((one, at) => html`<${Line} key=${list.id(one)} one=${one} all=${all} index=${top + at + 2} />`)}
           ${pad(Math.max(0, rows.length - top - shown.length))}</tbody></table></div>`;
 }
 
 function Line({one, all, index}) {
-  const shown = cells(one, all), reason = why(one);
-  return html`<tr aria-rowindex=${index}>${shown.map((cell, at) => html`<td title=${at === shown.length - 1 ? reason : null}>${cell}</td>`)}</tr>`;
+  const shown = cells(one, all).slice(0, -1), reason = why(one);
+  return html`<tr aria-rowindex=${index}>${shown.map((cell) => html`<td>${cell}</td>`)}<td title=${reason}><div class="why">${reason}</div></td></tr>`;
 }
 
 const COMMANDS = {

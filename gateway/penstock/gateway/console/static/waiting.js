@@ -1,5 +1,5 @@
 // What waits, in lines by class, model and tenant, and the tenants: who has what ran, and who is near a limit.
-import {Failure, Table, count, duration, html, times, usePoll, words} from "./parts.js";
+import {Failure, Table, count, duration, html, rate, times, usePoll, words} from "./parts.js";
 import {REASONS} from "./requests.js";
 
 const POLL_MS = 4000;
@@ -8,14 +8,26 @@ const NEAR = 0.9;
 const OTHERS = "others";
 /** A line that waits for nothing else is not worked off: what leaves it has expired or was cancelled. */
 const HALTS = ["no_worker", "paused", "transaction"];
+const halts = ({reasons}) => Object.keys(reasons).length > 0 && Object.keys(reasons).every((one) => HALTS.includes(one));
 const SHOWN_TENANTS = 12;
-const rate = (per_s) => `${per_s >= 10 ? count(Math.round(per_s)) : Number(per_s.toPrecision(2))}/s`;
 const percent = (part) => `${part > 0 && part < 0.01 ? "<\u00a01" : Math.round(100 * part)}\u00a0%`;
 
-/** `may`: operators see the lines of all tenants, others their tenant's. */
-export function Waiting({may}) {
-  const all = may("admin");
-  const [found, error] = usePoll(all ? "/v1/admin/waiting" : "/v1/waiting", POLL_MS);
+/** [the lines of all tenants, or of the caller's own, the newest error] */
+export const useWaiting = (all) => usePoll(all ? "/v1/admin/waiting" : "/v1/waiting", POLL_MS);
+
+/** How many requests of a class wait in lines that are not worked off. */
+export const stuck = (found, name) => (found?.data ?? []).filter((line) => line.class === name && halts(line)).reduce((sum, line) => sum + line.depth, 0);
+
+/** Requests that wait, of all tenants, in the list of requests. */
+export const listed = (filters = {}) => `#/requests?${new URLSearchParams({tenant: "*", status: "waiting", ...filters})}`;
+
+/** The lines of the caller's tenant. */
+export function OwnWaiting() {
+  const [found, error] = useWaiting(false);
+  return html`<${Waiting} found=${found} error=${error} />`;
+}
+
+export function Waiting({found, error, all = false}) {
   const columns = ["waiting", "class", "model", all && "tenant", "oldest", "accepted", "left", "empty", "mostly for"].filter(Boolean);
   return html`<section aria-labelledby="waiting"><h2 id="waiting">Waiting${found?.depth ? `: ${times(found.depth, "request")}` : ""}</h2>
     <${Failure} error=${error} />
@@ -37,9 +49,10 @@ function cells(line, all) {
 }
 
 /** When nothing will wait in a line, at the rates of the last seconds. */
-function forecast({empty_in_s: seconds, rates, reasons}) {
+function forecast(line) {
+  const {empty_in_s: seconds, rates} = line;
   if (seconds !== null) return seconds < 1 ? "at once" : `in ${duration(seconds)}`;
-  return html`<span class="warn">${Object.keys(reasons).every((one) => HALTS.includes(one)) && Object.keys(reasons).length ? "stands still" : trend(rates)}</span>`;
+  return html`<span class="warn">${halts(line) ? "stands still" : trend(rates)}</span>`;
 }
 
 /** How a line that will not be empty goes on. */

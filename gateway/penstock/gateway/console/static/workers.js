@@ -90,7 +90,7 @@ export function Counts({processes, workers, live}) {
   const {gateway, ...beside} = processes ?? {};
   const shown = [gateway && alive(gateway, "gateway"), `${live.length}/${times(workers.length, "worker")}`,
     ...Object.entries(beside).map(([kind, one]) => alive(one, NAMES[kind] ?? kind))].filter(Boolean);
-  return html`<p><a href="#/workers">${shown.join(" · ")}</a></p>`;
+  return html`<a href="#/workers">${shown.join(" · ")}</a>`;
 }
 
 const alive = (one, name) => `${one.alive === one.known ? "" : `${one.alive}/`}${times(one.known, name)}`;
