@@ -49,7 +49,7 @@ class Snapshot(NamedTuple):
 
     tenant: str
     request_id: str
-    accepted_ms: int
+    listed_ms: int
     updated_ms: int
     columns: tuple[str | None, ...]
     """As `filters.COLUMNS` has them."""
@@ -77,7 +77,7 @@ def snapshot(entry: Entry) -> Snapshot:
     return Snapshot(
         entry.tenant,
         entry.request_id,
-        entry.accepted_ms,
+        entry.listed_ms,
         entry.updated_ms,
         column_values(entry),
         entry.closed,
@@ -169,7 +169,8 @@ def restored(tenant: str, request_id: str, facts: str, *, accepted_ms: int, eras
         setattr(entry, name, value)
     entry.labels = Labels(*entry.labels)
     entry.kept_bytes += metadata_bytes(entry.metadata)
-    entry.accepted_ms, entry.erased, entry.terminal_offset = accepted_ms, erased, terminal_offset
+    entry.accepted_ms = accepted_ms if entry.content else 0
+    entry.erased, entry.terminal_offset = erased, terminal_offset
     entry.updated_ms = updated_ms
     entry.origin = _origin(origin)
     entry.moved_to = None if moved_to is None else Place(**dict(zip(_PLACE, moved_to, strict=True)))

@@ -343,7 +343,7 @@ def _row(copy: Snapshot) -> Row:
     return (
         copy.tenant,
         copy.request_id,
-        copy.accepted_ms,
+        copy.listed_ms,
         copy.updated_ms,
         int(copy.closed),
         facts_text(copy),
