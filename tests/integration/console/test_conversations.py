@@ -21,12 +21,14 @@ TURNS = 10_000
 SHOWN_WITHIN_S = 3.0
 MODEL = {**NOOP, "tasks": ["text_generation", "summarization"], "options": {"tokens": 30, "delay_ms": 20}}
 
+SLOW = {**NOOP, "id": "slow", "options": {"tokens": 50, "delay_ms": 100}}
+
 
 @pytest.fixture(scope="module")
 def system(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     folder = tmp_path_factory.mktemp("talks")
     keys = folder / "keys.json"
-    system = System(kafka.bootstrap_servers, "talks-", folder, models=[MODEL])
+    system = System(kafka.bootstrap_servers, "talks-", folder, models=[MODEL, SLOW])
     system.keys = {"acme": create_key(keys, tenant="acme", scopes=["read", "submit", "cancel"])}
     system.auth = {"keys_file": str(keys), "ticket_key": "shared"}
     with running(system):
@@ -110,6 +112,16 @@ def test_a_conversation_is_begun_asked_in_followed_forked_summed_up_exported_and
     wait_until(lambda: turns.count() == 2, 20, page.inner_text("main"))
     told(page, "newest record")
     gone(page, "not_found")
+    page.get_by_label("Message").fill("And then?")
+    page.get_by_label("Model").select_option("slow")
+    page.get_by_role("button", name="Ask").click()
+    wait_until(lambda: page.locator(".answer").inner_text(), 20, "the answer is shown while it is made")
+    page.get_by_role("link", name="All conversations").click()
+    told(page, "New conversation")
+    page.go_back()
+    wait_until(lambda: page.locator(".answer").inner_text(), 20, "it is shown again")
+    wait_until(lambda: turns.count() == 4, 20, page.inner_text("main"))
+    page.locator(".answer").wait_for(state="detached", timeout=10_000)
     open_page.expect("401", "404")
 
 

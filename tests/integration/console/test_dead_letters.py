@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -98,7 +99,14 @@ def test_letters_are_counted_shown_run_again_with_a_rate_and_purged(
     told(page, "2 letters redriven; 1 left", 20)
     page.get_by_role("button", name="Continue").click()
     told(page, "3 letters redriven", 20)
-    assert all(one["redriven_as"] for one in letters(http, reason="engine_failed"))
+    redriven = [one["redriven_as"] for one in letters(http, reason="engine_failed")]
+    assert all(redriven)
+    page.get_by_label("Letters a second, at most").fill("")
+    page.get_by_label("Include letters that were already redriven").check()
+    page.get_by_role("button", name="Count what would be redriven").click()
+    page.get_by_role("button", name="Redrive 4 letters").click()
+    told(page, "4 letters redriven", 20)
+    assert not {*redriven} & {one["redriven_as"] for one in letters(http, reason="engine_failed")}
 
     page.get_by_role("link", name="All", exact=True).click()
     page.get_by_role("textbox", name="Reason").fill("invalid")
@@ -125,8 +133,35 @@ def test_the_record_of_another_tenant_is_not_shown_and_a_purged_letter_is_left(
     page.get_by_role("img", name="55.9 GiB of").wait_for()
     assert violations(page) == []
     assert wider_than(page, PHONE) == []
+    page.locator("dl").get_by_role("link").click()
+    told(page, "Of the tenant acme")
+    page.go_back()
     page.get_by_role("button", name=f"purge {letter}").click()
     gone(page, f"Dead letter {letter}")
     wait_until(lambda: letter not in {one["id"] for one in letters(http)}, 10, "it is purged")
     assert wider_than(page, PHONE) == []
     open_page.expect("401", "404")
+
+
+def test_a_reader_is_offered_no_commands_and_asks_once_for_what_is_refused(
+    system: System, gateway: Process, http: httpx.Client, open_page: Opener
+) -> None:
+    reader = create_key(Path(system.auth["keys_file"]), tenant="acme", scopes=["read"])
+    body = {"task": "text_generation", "payload": {"prompt": "p"}, "model": "slow"}
+    own = http.post("/v1/requests", json=body).json()["request_id"]
+    page = open_page(gateway, f"#/requests/{own}")
+    log_in(page, reader)
+    told(page, "attempt")
+    page.get_by_role("button", name="copy the link").wait_for()
+    for name in ("run again", f"cancel {own}", "set the priority"):
+        assert page.get_by_role("button", name=name).count() == 0
+    page.goto(f"{gateway.url}/#/requests?tenant=ops")
+    told(page, own)
+    assert page.get_by_label("Tenant").count() == page.get_by_label("Command").count() == 0
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{gateway.url}/#/requests/{own}?tenant=ops")
+    told(page, "forbidden")
+    page.wait_for_timeout(2_500)
+    assert sum("/v1/admin/requests/" in url for url in asked) == 1
+    open_page.expect("401", "403")

@@ -250,7 +250,6 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
         told(page, "this key is unknown or revoked")
         log_in(page, sender)
         told(page, "it lacks the scope `read`")
-        page.reload()
         told(page, "Every page needs a key with the scope read")
         assert violations(page) == []
         page.get_by_role("button", name="Log out").click()

@@ -122,6 +122,7 @@ def test_every_page_is_used_by_keyboard_alone_and_the_focus_stays_when_lists_cha
     keep_screenshot(page, "console")
     late = gateway.submit(priority=0, execution_timeout_ms=50, max_attempts=1)
     assert gateway.request(late, wait=30)["status"] == "dead_lettered"
+    letter = httpx.get(f"{gateway.url}/v1/admin/dlq").json()["data"][0]["id"]
     httpx.post(f"{gateway.url}/v1/admin/classes/low/pause")
     send(system, *asked("later", 3, 9))
     wait_until(lambda: httpx.get(f"{gateway.url}/v1/admin/stats").json()["queues"]["high"]["depth"] == 0, 60, "drained")
@@ -134,8 +135,12 @@ def test_every_page_is_used_by_keyboard_alone_and_the_focus_stays_when_lists_cha
         (f"#/requests/{turn}", "completed, attempt", None),
         ("#/models", "chat on ", "console-models"),
         ("#/dead-letters", "execution_timeout", None),
+        (f"#/dead-letters/{letter}", "execution_timeout", None),
+        ("#/conversations", "support-41", None),
         ("#/conversations/support-41", "Hello", None),
         ("#/playground/embedding", "All fields of the payload", None),
+        ("#/playground/image_editing", "All fields of the payload", None),
+        ("#/workers", "Gateways and the processes beside them", None),
     ):
         page.goto(f"{gateway.url}/{place}")
         told(page, words)

@@ -73,6 +73,20 @@ async def test_the_page_of_routes_loads_nothing_from_elsewhere(app: FastAPI) -> 
     assert [path for _, path in DOCUMENTED if f"<code>{path}</code>" not in answer.text] == []
 
 
+async def test_the_page_of_routes_has_the_codes_of_errors(app: FastAPI) -> None:
+    """The console links to them."""
+    answer = await call(app, "GET", "/docs")
+    assert "<tr id=not_found><td><code>not_found</code><td>404<td>no<td>There is no such request" in answer.text
+    assert "`" not in answer.text.partition("<h2>errors</h2>")[2].partition("</table>")[0]
+
+
+@pytest.mark.parametrize("path", ["", "requests", "requests/r.1", "more.jsx"])
+async def test_a_path_below_the_console_leads_to_its_page(app: FastAPI, path: str) -> None:
+    answer = await call(app, "GET", f"/console/{path}")
+    assert (answer.status_code, answer.headers["location"]) == (307, f"/console#/{path}")
+    assert (await call(app, "GET", "/console/none.js")).status_code == 404
+
+
 EVENTS = "/v1/requests/{request_id}/events"
 
 

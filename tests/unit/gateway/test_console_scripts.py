@@ -60,6 +60,13 @@ import {alone, rates} from "./charts.js";
 const shown = (lasted_s, ...counts) => rates({step_s: 60, times: counts.map((_, at) => 60 * at),
   until: new Date(1000 * (60 * (counts.length - 1) + lasted_s)).toISOString()}, counts).at(-1);
 """
+SNIPPETS = """
+import assert from "node:assert";
+globalThis.location = {origin: "http://gateway"};
+const {python} = await import("./snippets.js");
+const messages = [{role: "user", content: "Hi"}];
+const chat = (payload) => python({task: "text_generation", payload: {messages, ...payload}}, false);
+"""
 CASES = {
     "the newest rate is known from the first second of a minute on, and steady where it is": (
         CHARTS,
@@ -82,6 +89,23 @@ CASES = {
         const lines = (...data) => stuck({data}, "low");
         assert.equal(lines(line(3, "no_worker", "paused"), line(5, "paused", "memory"), line(7)), 3);
         assert.equal(stuck({data: [line(3, "paused")]}, "high") + stuck(null, "low"), 0);
+        """,
+    ),
+    "a chat for OpenAI's client keeps the fields that this has, and others go by HTTP": (
+        SNIPPETS,
+        """
+        const kept = chat({max_tokens: 200, stop: ["."]});
+        assert(kept.includes(`create(model="default", max_tokens=200, stop=["."], messages=messages)`), kept);
+        assert(chat({top_k: 5}).includes(`"top_k": 5`), chat({top_k: 5}));
+        """,
+    ),
+    "a request that starts later says in how long, and at which time": (
+        "",
+        """
+        import assert from "node:assert";
+        import {why} from "./requests.js";
+        const at = new Date(Date.now() + 600_500).toISOString();
+        assert.equal(why({waiting_for: {reason: "scheduled", estimated_start_at: at}}), `starts in 10 min, at ${at}`);
         """,
     ),
     "a model is loading, loaded and unloaded, and loaded again until now": (
@@ -162,6 +186,22 @@ CASES = {
         SPANS,
         """
         assert.deepEqual(shown([attempt(1, 110, null)]).at(-1), ["waiting", 110, 150]);
+        """,
+    ),
+    "the last attempt shows what its worker measured, and an attempt that was killed ends where that begins": (
+        SPANS,
+        """
+        const timings = {queued_ms: 4000, load_ms: 3000, admission_ms: 1000, run_ms: 12_000, first_token_ms: 9000};
+        const end = {created_at: at(100), finished_at: at(150), done: true, status: "completed", timings};
+        const ended = (...history) => spans({...end, history}, 0)
+          .map(([name, from, to]) => [name, from / 1000, to && to / 1000]).slice(1, -1);
+        assert.deepEqual(ended(attempt(1, 110, null), attempt(1, 138, 150)),
+          [["waiting", 100, 110], ["attempt 1, killed", 110, 130], ["queued", 130, 134],
+            ["loading the model", 134, 137], ["being admitted", 137, 138],
+            ["attempt 1", 138, 150], ["first token", 139, 139]]);
+        assert.deepEqual(ended(attempt(1, 131, 133), attempt(2, 138, 150)),
+          [["waiting", 100, 131], ["attempt 1", 131, 133], ["waiting", 133, 138],
+            ["attempt 2", 138, 150], ["first token", 139, 139]]);
         """,
     ),
     "nobody knows how long a worker that has gone had it loaded": (

@@ -20,10 +20,12 @@ from penstock.gateway.view import store as store_module
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
+from penstock.gateway.view.public import request_json
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import FIRST_TURN, MAX_WAITING, TP, Batch, Store
 from penstock.schemas.errors import InvalidRequest, Overloaded
 from penstock.schemas.labels import Labels
+from penstock.schemas.times import rfc3339
 from support import wait_until
 
 IMAGE = {"artifact_id": "a", "media_type": "image/png", "width": 1, "height": 1}
@@ -396,6 +398,18 @@ def test_pages_in_both_orders(store: Store, newest_first: bool, limit: int) -> N
     assert found == sorted(found, reverse=newest_first) == sorted(ids(entries), reverse=newest_first)
     for unknown in ("unknown", "x"):
         assert page(store, after=unknown, newest_first=newest_first) is None
+
+
+def test_a_record_that_is_no_request_stands_at_its_time(store: Store) -> None:
+    """Its outcome alone is known: no record of a request was read."""
+    poison = Entry("default", "poison", 3)
+    poison.on_result(replace(TERMINAL, request_id="poison", origin=replace(ORIGIN, append_time_ms=1_500)), 5)
+    write(store, 1, new_entry("before", accepted_ms=1_000), poison, new_entry("behind", accepted_ms=2_000))
+    listed = page(store, newest_first=True)
+    assert ids(listed) == ["behind", "poison", "before"]
+    assert listed is not None
+    assert request_json(listed[1])["created_at"] == request_json(poison)["created_at"] == rfc3339(1_500)
+    assert listed[1].to_note == poison.to_note, "it was not accepted"
 
 
 @pytest.mark.parametrize("status", [None, "waiting"])

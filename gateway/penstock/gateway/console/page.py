@@ -55,7 +55,9 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/{name:path}")
 async def asset(request: Request, name: str) -> Response:
-    """A module or the style sheet. Raises NotFound."""
+    """A module or the style sheet; any other path leads to the page that it names. Raises NotFound."""
+    if not name.endswith(tuple(TYPES)):
+        return RedirectResponse(f"/console#/{name}")
     return _answer(request, name)
 
 

@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 
+from penstock.gateway.document import error_codes
+
 router = APIRouter()
 
 _HEADERS = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
@@ -26,6 +28,7 @@ summary { cursor: pointer; padding: .25rem 0 }
 summary b { display: inline-block; min-width: 4.2rem }
 details details { margin-left: 1.2rem }
 table { border-collapse: collapse; margin: .4rem 0 }
+tr:target { background: color-mix(in srgb, currentColor 12%, transparent) }
 td, th { text-align: left; vertical-align: top; padding: .15rem 1rem .15rem 0 }
 """
 
@@ -82,7 +85,7 @@ def page(document: dict[str, Any]) -> str:
     for tag, operations in _by_tag(document).items():
         parts.append(f"<h2>{escape(tag)}</h2>")
         parts += [_operation(*operation) for operation in operations]
-    parts.append("<h2>schemas</h2>")
+    parts += [error_codes.section(), "<h2>schemas</h2>"]
     for name, schema in document["components"]["schemas"].items():
         parts.append(
             f'<details id="{escape(name)}"><summary><code>{escape(name)}</code></summary>{_code(schema)}</details>'

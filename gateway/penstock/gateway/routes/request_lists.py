@@ -94,7 +94,7 @@ async def _page(service: GatewayService, tenant: str | None, asked: Asked, where
 
     cursor = service.lookups.changes_cursor()
     part: Part[Entry] = await read_part(
-        read, lambda entry: number(entry.accepted_ms), asked.after, asked.limit, asked.order
+        read, lambda entry: number(entry.listed_ms), asked.after, asked.limit, asked.order
     )
     ids = [_id(entry.key, tenant) for entry in part.items]
     return {**part.page(_shown(service, part.items, show), ids), "cursor": cursor}

@@ -41,7 +41,7 @@ class RequestFilter:
             (self.status is None or entry.status_name in self.statuses)
             and all(wanted == _value(entry, name) for name, wanted in self._wanted())
             and (self.id_contains is None or self.id_contains in entry.request_id)
-            and (self.accepted_until_ms is None or entry.accepted_ms <= self.accepted_until_ms)
+            and (self.accepted_until_ms is None or entry.listed_ms <= self.accepted_until_ms)
         )
 
     @property

@@ -41,7 +41,7 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
         "device": None if event is None else event.device,
         "status_at": rfc3339(status_ms),
         "ttl_ms": None if status is None else status.ttl_ms,
-        "created_at": rfc3339(entry.accepted_ms),
+        "created_at": rfc3339(entry.listed_ms),
         "start_after": rfc3339(entry.waits_from_ms) if entry.waits_from_ms > entry.accepted_ms else None,
         "finished_at": rfc3339(entry.finished_ms) if done else None,
         "timings": None if event is None or event.timings is None else event.timings.to_dict(),

@@ -195,6 +195,13 @@ class RequestState:
         return not self.closed and (self.status is None or self.status.rank < RUNNING)
 
     @property
+    def listed_ms(self) -> int:
+        """Its place in lists: when it was accepted. If only its outcome was read, when its record was appended."""
+        if self.accepted_ms or not self.finished_ms or self.origin is None:
+            return self.accepted_ms
+        return self.origin.append_time_ms
+
+    @property
     def to_note(self) -> Noted:
         """What its history can count now: how long it waited once it has ended and its own record was read."""
         origin, followed, ended = self.origin, self.fold.origin, bool(self.finished_ms)  # also of a blanked one

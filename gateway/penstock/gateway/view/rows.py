@@ -73,7 +73,7 @@ class Snapshot(NamedTuple):
 
     tenant: str
     request_id: str
-    accepted_ms: int
+    listed_ms: int
     updated_ms: int
     columns: tuple[str | None, ...]
     """As `filters.COLUMNS` has them."""
@@ -101,7 +101,7 @@ def snapshot(entry: Entry) -> Snapshot:
     return Snapshot(
         entry.tenant,
         entry.request_id,
-        entry.accepted_ms,
+        entry.listed_ms,
         entry.updated_ms,
         column_values(entry),
         entry.closed,
@@ -138,7 +138,7 @@ def row_of(copy: Snapshot) -> Row:
         copy.ended,
     ]
     counted = None if copy.counted is None else json_at_once([*copy.counted]).decode()
-    state = (copy.accepted_ms, copy.updated_ms, copy.closed, copy.erased, copy.must_end_ms)
+    state = (copy.listed_ms, copy.updated_ms, copy.closed, copy.erased, copy.must_end_ms)
     return Row._make((copy.tenant, copy.request_id, *state, counted, *copy.columns, json_at_once(facts).decode()))
 
 
@@ -205,7 +205,7 @@ def restored(row: Row) -> Entry:
     entry.task, entry.model, entry.conversation_id = row.task, row.model, row.conversation_id
     entry.labels = Labels(row.user_id, row.session_id, row.correlation_id)
     entry.kept_bytes += metadata_bytes(entry.metadata)
-    entry.accepted_ms, entry.updated_ms = row.accepted_ms, row.updated_ms
+    entry.accepted_ms, entry.updated_ms = row.accepted_ms if entry.content else 0, row.updated_ms
     entry.erased, entry.terminal_offset = bool(row.erased), terminal_offset
     entry.origin = _origin(origin)
     entry.moved_to = None if moved_to is None else Place(**dict(zip(_PLACE, moved_to, strict=True)))

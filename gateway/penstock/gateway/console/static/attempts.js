@@ -1,11 +1,11 @@
 // The attempts of a request, each with the memory of its device as it ended.
-import {Ago, Table, duration, gib, html, times} from "./parts.js";
+import {Ago, Code, Table, duration, gib, html, times} from "./parts.js";
 
 const COLUMNS = ["attempt", "worker, device", "started", "ran for", "error", "memory of the device"];
 
 export function Attempts({history, dropped}) {
   const rows = history.map((one) => [one.attempt, html`<bdi>${one.worker_id}</bdi> ${one.device}`, html`<${Ago} at=${one.started_at} />`,
-    ran(one), one.error ? html`<code>${one.error.code}</code> ${one.error.message}` : "completed", html`<${Memory} of=${one.memory} told=${true} />`]);
+    ran(one), one.error ? html`<${Code} of=${one.error.code} /> ${one.error.message}` : "completed", html`<${Memory} of=${one.memory} told=${true} />`]);
   return html`<${Table} name="List of attempts" columns=${COLUMNS} rows=${rows} empty="None is recorded." />
     ${dropped ? html`<p class="faint">${times(dropped, "earlier attempt")} not shown</p>` : ""}`;
 }

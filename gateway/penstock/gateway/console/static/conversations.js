@@ -1,10 +1,10 @@
 // The caller's conversations, and one of them: its turns as they come, its tree of forks, and what can be done with it.
 import {useEffect, useState} from "./vendor/hooks.js";
-import {Act, Ago, Facts, Failure, Table, html, times, usePoll} from "./parts.js";
+import {Act, Ago, Due, Facts, Failure, Table, html, times, usePoll} from "./parts.js";
 import {call, get, part} from "./api.js";
-import {Calls, ModelField, Standing, pretty, useAsk} from "./asking.js";
+import {Calls, ModelField, Standing, pretty, useAsk, useFollow} from "./asking.js";
 
-const POLL_MS = 10_000;
+const POLL_MS = 10_000, RUNNING_MS = 2000;
 const PAGE = 50;
 /** Instead of an item: the page with the first items. */
 const START = "start";
@@ -14,13 +14,15 @@ const SHOWN_CHARS = 20_000;
 const MOST_BRANCHES = 200;
 const ROUTE = "/v1/conversations";
 const link = (id, query = "") => `#/conversations/${part(id)}${query}`;
-const time = (seconds) => seconds === null || seconds === undefined ? null : html`<${Ago} at=${new Date(1000 * seconds).toISOString()} />`;
+const at = (seconds) => new Date(1000 * seconds).toISOString();
+const time = (seconds) => seconds === null || seconds === undefined ? null : html`<${Ago} at=${at(seconds)} />`;
+const due = (seconds) => seconds && html`<${Due} at=${at(seconds)} />`;
 
 export function Conversations({query, may, tell}) {
   const after = query.get("after");
   const [found, error] = usePoll(`${ROUTE}?limit=${PAGE}${after ? `&after=${part(after)}` : ""}`, POLL_MS);
   const rows = (found?.data ?? []).map((one) => [html`<a href=${link(one.id)}><code><bdi>${one.id}</bdi></code></a>`,
-    html`<bdi>${one.title ?? ""}</bdi>`, time(one.last_active_at), one.expires_at && new Date(1000 * one.expires_at).toLocaleString()]);
+    html`<bdi>${one.title ?? ""}</bdi>`, time(one.last_active_at), due(one.expires_at)]);
   const show = (event) => {
     event.preventDefault();
     location.hash = link(event.target.elements.id.value.trim());
@@ -68,7 +70,7 @@ function About({one, may, tell}) {
   const from = one.forked_from, path = `${ROUTE}/${part(one.id)}`;
   const [shown, ask] = useAsk();
   const facts = {title: one.title && html`<bdi>${one.title}</bdi>`, begun: time(one.created_at), "newest record": time(one.last_active_at),
-    expires: one.expires_at && `${new Date(1000 * one.expires_at).toLocaleString()}, if nobody uses it before`,
+    expires: one.expires_at && html`${due(one.expires_at)}, if nobody uses it before`,
     "goes on from": from && html`<a href=${link(from.conversation_id, `?before=msg_${from.through + 1}`)}><bdi>${from.conversation_id}</bdi>, offset ${from.through}</a>`,
     metadata: Object.keys(one.metadata).length ? html`<bdi>${JSON.stringify(one.metadata)}</bdi>` : null};
   return html`<${Facts} of=${facts} />
@@ -95,6 +97,7 @@ function Turns({id, query, may, tell, forked, begun}) {
     <ol class="turns">${grouped(items).map((turn) => html`<${Turn} key=${turn.offset} turn=${turn} id=${id} may=${may} tell=${tell} forked=${forked} />`)}
 </ol>
     ${!items.length && html`<p class="faint">No turns yet. The form below asks; so does: penstock chat -c ${id}</p>`}`}
+    ${newest && !shown.busy && html`<${Running} id=${id} asked=${shown.id} />`}
     ${newest && may("submit") && state !== "deleted" && html`<${Ask} id=${id} shown=${shown} ask=${ask} stands=${has("assistant")} may=${may} tell=${tell} />`}</section>`;
 }
 
@@ -167,6 +170,18 @@ function Item({item}) {
     ? html`<a href=${piece.image_url}><img src=${piece.image_url} loading="lazy" alt=${`image of offset ${item.offset}`} /></a>`
     : html`<p class="said"><bdi>${piece.text.slice(0, SHOWN_CHARS)}</bdi>${piece.text.length > SHOWN_CHARS && html`<span class="faint"> … ${
       times(piece.text.length - SHOWN_CHARS, "more character")}; the export has all</span>`}</p>`);
+}
+
+/** An answer that is being made, whoever asked: also the page's own, when another was shown meanwhile. */
+function Running({id, asked}) {
+  const [found] = usePoll(`/v1/requests?conversation_id=${part(id)}&limit=1`, RUNNING_MS);
+  const one = found?.data[0];
+  return one && !one.done && one.request_id !== asked && one.task !== "summarization" && html`<${Answer} key=${one.request_id} id=${one.request_id} />`;
+}
+
+function Answer({id}) {
+  const of = useFollow(id);
+  return html`<div aria-live="polite"><p class="answer"><bdi>${of.text}</bdi></p><${Calls} calls=${of.calls} /></div><${Standing} of=${of} />`;
 }
 
 /** A turn that is added; what it answers is shown until the answer stands in the conversation. */

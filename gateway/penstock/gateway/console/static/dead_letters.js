@@ -1,6 +1,6 @@
 // Dead letters of all tenants: counts, one of them, and redriving many.
 import {useState} from "./vendor/hooks.js";
-import {Act, Ago, Facts, Failure, Table, count, html, times, usePoll} from "./parts.js";
+import {Act, Ago, Facts, Failure, Table, count, html, requestLink, times, usePoll} from "./parts.js";
 import {now, part} from "./api.js";
 import {Attempts} from "./attempts.js";
 import {Walk, start, useWalk} from "./walk.js";
@@ -10,7 +10,6 @@ const PAGE = 50;
 const ROUTE = "/v1/admin/dlq";
 const FILTERS = ["reason", "model", "tenant", "request_id", "since"];
 const to = (filter) => `#/dead-letters?${new URLSearchParams(filter)}`;
-const requestLink = (id) => id && html`<a href=${`#/requests/${part(id)}`}><code><bdi>${id}</bdi></code></a>`;
 
 export function DeadLetters({query}) {
   const filter = Object.fromEntries(FILTERS.map((name) => [name, query.get(name)]).filter(([, value]) => value));
@@ -67,7 +66,7 @@ function Letters({found, filter, after}) {
 }
 
 function state(one) {
-  if (one.redriven_as) return html`redriven as ${requestLink(one.redriven_as)}`;
+  if (one.redriven_as) return html`redriven as ${requestLink(one.redriven_as, one.tenant)}`;
   return one.redrivable ? "" : "holds no request";
 }
 
@@ -119,10 +118,10 @@ export function DeadLetter({id, tell}) {
 function Letter({one, tell}) {
   const {origin} = one;
   const facts = {reason: html`<code>${one.reason}</code>`, error: html`<bdi>${one.error}</bdi>`, written: html`<${Ago} at=${one.created_at} />`,
-    request: requestLink(one.request_id), tenant: one.tenant && html`<bdi>${one.tenant}</bdi>`, task: one.task?.replaceAll("_", " "),
+    request: requestLink(one.request_id, one.tenant), tenant: one.tenant && html`<bdi>${one.tenant}</bdi>`, task: one.task?.replaceAll("_", " "),
     model: one.model && html`<bdi>${one.model}</bdi>`, worker: one.worker_id && html`<bdi>${one.worker_id}</bdi>`,
     "came from": origin && html`topic <code>${origin.topic}</code>, partition ${origin.partition}, offset ${count(origin.offset)}`,
-    "redriven": one.redriven_as && html`as ${requestLink(one.redriven_as)}${one.redrives > 1 ? `, the newest of ${one.redrives}` : ""}`};
+    "redriven": one.redriven_as && html`as ${requestLink(one.redriven_as, one.tenant)}${one.redrives > 1 ? `, the newest of ${one.redrives}` : ""}`};
   const again = one.redriven_as !== null;
   return html`<${Facts} of=${facts} />
     <p class="row">${one.redrivable ? html`<${Act} label=${again ? "redrive again" : "redrive"} about=${`redrive ${one.id}`} path=${`${ROUTE}/redrive`}

@@ -2,7 +2,7 @@
 import {h} from "./vendor/preact.js";
 import {useEffect, useRef, useState} from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
-import {call, get, now} from "./api.js";
+import {call, get, now, part} from "./api.js";
 
 export const html = htm.bind(h);
 
@@ -31,16 +31,30 @@ export function Ago({at}) {
   return html`<time datetime=${at} title=${at}>${duration(age(at))} ago</time>`;
 }
 
+/** When something will be, or how long ago it was due; the exact time on hover. */
+export function Due({at}) {
+  const ahead = (Date.parse(at) - now()) / 1000;
+  return ahead > 0 ? html`<time datetime=${at} title=${at}>in ${duration(ahead)}</time>` : html`<${Ago} at=${at} />`;
+}
+
+/** A link to a request; the key's own tenant needs no name. */
+export const requestLink = (id, tenant = null) =>
+  id && html`<a href=${`#/requests/${part(id)}${tenant ? `?tenant=${part(tenant)}` : ""}`}><code><bdi>${id}</bdi></code></a>`;
+
+/** Codes of this page, which the table of the gateway does not have. */
+const OWN = ["unreachable", "no_session", "not_copied", "unknown"];
+/** The code of an error, as a link to what it means. */
+export const Code = ({of}) => OWN.includes(of) || typeof of !== "string" ? html`<code>${of}</code>` : html`<a href=${`/docs#${of}`}><code>${of}</code></a>`;
+
 /** An error of the API, whole, and how old the figures are that are shown still. */
 export function Failure({error}) {
-  return error && html`<div class=${error.status === 0 && "away"}><p class="bad" role="alert">${error.message} (<code>${error.code}</code>).${" "}
-    ${error.status !== 0 && html`<a href="/docs">The routes and their errors</a>`}</p>
+  return error && html`<div class=${error.status === 0 && "away"}><p class="bad" role="alert">${error.message} (<${Code} of=${error.code} />).</p>
     ${error.shown_at && html`<p class="faint">What is shown here is as of <${Ago} at=${error.shown_at} /></p>`}</div>`;
 }
 
 /**
  * [what a path answers, the newest error, ask at once, when it answered], asked again every `ms` while the page is looked at.
- * It ends with an answer that is final: any if `once`, a request that is done, 410, and 404 if the path is of one `object`.
+ * It ends with an answer that is final: any if `once`, a request that is done, 403, 410, and 404 if the path is of one `object`.
  * Nothing that another path has answered is ever shown under this one.
  * @returns {[any, any, () => void, string]}
  */
@@ -56,7 +70,7 @@ export function usePoll(path, ms, {once = false, object = false} = {}) {
           final = once || found?.done === true;
           if (!ended) setState({path, found, error: null, at: new Date(now()).toISOString()});
         } catch (error) {
-          final = object && error.status === 404 || error.status === 410;
+          final = [403, 410].includes(error.status) || object && error.status === 404;
           if (!ended) setState((before) => failed(before.path === path ? before : {path, found: null, at: null}, error));
         }
       }
@@ -101,19 +115,25 @@ export function Act({label, about, method = "POST", path, body, tell, confirm, t
   return html`<button type="button" class=${danger && "danger"} aria-disabled=${busy} aria-label=${about ?? label} onClick=${act}>${label}</button>`;
 }
 
+/** Properties of an element that gets the focus when what had it inside has left. */
+export function useFocus() {
+  const box = useRef(/** @type {any} */ (null)), focused = useRef(/** @type {any} */ (null));
+  useEffect(() => {
+    if (!focused.current || focused.current.isConnected) return;
+    focused.current = null;
+    if (document.activeElement === document.body) box.current?.focus();
+  });
+  return {ref: box, onFocusIn: ({target}) => { focused.current = target; }};
+}
+
 /**
  * A table that scrolls on its own; `rows` are arrays of cells. `keys` name the rows, so that the focus stays in its row when others come.
  * When the row with the focus leaves, the table has the focus.
  */
 export function Table({name, columns, rows, empty, keys = undefined}) {
-  const box = useRef(/** @type {any} */ (null)), focused = useRef(/** @type {any} */ (null));
-  useEffect(() => {
-    if (!focused.current || focused.current.isConnected) return;
-    focused.current = null;
-    if (document.activeElement === document.body) box.current.focus();
-  });
-  if (!rows.length) return html`<p class="faint" tabindex="-1" ref=${box}>${empty}</p>`;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${name} ref=${box} onFocusIn=${({target}) => { focused.current = target; }}><table>
+  const kept = useFocus();
+  if (!rows.length) return html`<p class="faint" tabindex="-1" ...${kept}>${empty}</p>`;
+  return html`<div class="scroll" tabindex="0" role="region" aria-label=${name} ...${kept}><table>
     <thead><tr>${columns.map((one) => html`<th scope="col">${one}</th>`)}</tr></thead>
     <tbody>${rows.map((row, at) => html`<tr key=${keys?.[at] ?? at}>${row.map((cell) => html`<td>${cell}</td>`)}</tr>`)}</tbody>
   </table></div>`;

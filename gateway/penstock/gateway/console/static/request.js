@@ -1,6 +1,6 @@
 // One request: its course to scale, what it waits for, its stream, what was asked and answered, and what can be done with it.
 import {useState} from "./vendor/hooks.js";
-import {Act, Ago, Facts, Failure, Table, count, duration, gib, html, times, usePoll, words} from "./parts.js";
+import {Act, Ago, Code, Due, Facts, Failure, Table, count, duration, gib, html, requestLink, times, useFocus, usePoll, words} from "./parts.js";
 import {Attempts} from "./attempts.js";
 import {call, get, now, part} from "./api.js";
 import {Calls, useFollow} from "./asking.js";
@@ -11,18 +11,17 @@ const POLL_MS = 1000, SLOW_MS = 5000;
 const WIDE = 1000;
 const FIRST_VALUES = 8;
 const exact = (ms) => ms < 1000 ? `${Math.round(ms)} ms` : ms < 60_000 ? `${(ms / 1000).toFixed(2)} s` : duration(ms / 1000);
-const requestLink = (id, tenant) => html`<a href=${`#/requests/${part(id)}${tenant ? `?tenant=${part(tenant)}` : ""}`}><code><bdi>${id}</bdi></code></a>`;
 
 /** `#/requests/ID`, for operators `?tenant=` too: a request of the key's tenant as its callers see it, of others where it stands. */
 export function Request({id, query, may, tell, keyed, tenant: own}) {
   const asked = query.get("tenant"), foreign = asked && asked !== own;
   const [one, error] = usePoll(foreign ? `/v1/admin/requests/${part(id)}?tenant=${part(asked)}` : `/v1/requests/${part(id)}`, POLL_MS, {object: true});
-  const path = `/v1/requests/${part(id)}`;
+  const path = `/v1/requests/${part(id)}`, kept = useFocus();
   return html`<section aria-labelledby="request"><h2 id="request">Request <code><bdi>${id}</bdi></code></h2>
       <${Failure} error=${error} />
       ${error?.status === 404 && !asked && may("admin") && html`<p><a href=${`#/requests/${part(id)}?tenant=*`}>Look for it among all tenants</a></p>`}
       ${one && html`<${State} one=${one} />
-        <div class="tools">${!foreign && html`<${Actions} one=${one} path=${path} may=${may} tell=${tell} keyed=${keyed} />`}
+        <div class="tools" role="group" aria-label="Commands" tabindex="-1" ...${kept}>${!foreign && html`<${Actions} one=${one} path=${path} may=${may} tell=${tell} keyed=${keyed} />`}
           ${foreign && html`<span class="faint">Of the tenant <bdi>${one.tenant}</bdi>: what it holds is for its callers; a filter of <a href=${`#/requests?${new URLSearchParams({tenant: one.tenant, id_contains: id})}`}>the list</a> cancels it.</span>`}</div>
         <${Course} one=${one} />
         <${About} one=${one} may=${may} />`}</section>
@@ -38,7 +37,7 @@ function State({one}) {
   const kind = one.status === "completed" || one.status === "running" ? "good" : one.done ? "bad" : "warn";
   const start = one.waiting_for?.reason !== "scheduled" && one.waiting_for?.estimated_start_at;
   return html`<p class="summary"><span class=${kind} role="status">${words(one.status)}, attempt ${one.attempt}</span></p>
-    ${why(one) && html`<p>${why(one)}${one.done && one.error ? html` (<code>${one.error.code}</code>)` : ""}</p>`}
+    ${why(one) && html`<p>${why(one)}${one.done && one.error ? html` (<${Code} of=${one.error.code} />)` : ""}</p>`}
     ${!one.done && start && html`<p>It may start in about ${duration(Math.max(0, (Date.parse(start) - now()) / 1000))}, by what was measured so far.</p>`}
     ${!one.done && one.waiting_for?.need_bytes && html`<p class="faint">${gib(one.waiting_for.need_bytes)} needed, ${gib(one.waiting_for.free_bytes ?? 0)} free</p>`}
     ${one.progress && html`<p><label>step ${one.progress.step} of ${one.progress.steps} <progress max=${one.progress.steps} value=${one.progress.step}></progress></label></p>`}`;
@@ -91,7 +90,7 @@ function Copy({label, of, tell}) {
  */
 export function spans(one, at_ms) {
   const began = Date.parse(one.created_at), end = one.done ? Date.parse(one.finished_at) : at_ms;
-  const found = [["accepted", began, began, `priority ${one.priority}`, "mark"], ...one.history ? attempts(one, began, end) : one.timings ? counted(one, began, end) : []];
+  const found = [["accepted", began, began, `priority ${one.priority}`, "mark"], ...one.history ? attempts(one, began, end) : one.timings ? only(one, began, end) : []];
   if (!one.done) found.push(...underway(one, found.at(-1)?.[2] ?? found.at(-1)?.[1] ?? began, end));
   if (one.done) found.push([words(one.status), end, end, one.error?.message ?? "", "mark"]);
   return found;
@@ -100,25 +99,35 @@ export function spans(one, at_ms) {
 function attempts(one, began, end) {
   let free = began;
   const own = one.history.filter(({started_at, ended_at}) => !(Date.parse(ended_at ?? started_at) < began));
+  const measured = one.done && one.timings;
   return own.flatMap((attempt, at) => {
-    const from = attempt.started_at ? Date.parse(attempt.started_at) : free;
-    const next = own[at + 1]?.started_at;
-    const to = attempt.ended_at ? Date.parse(attempt.ended_at) : null;
-    const said = [where(attempt), attempt.error ? `${attempt.error.code}: ${attempt.error.message}` : "completed", to === null && "its worker was killed"];
-    const waited = from > free ? [["waiting", free, from, "", "wait"]] : [];
-    free = to ?? (next ? Date.parse(next) : Math.min(end, from));
-    return [...waited, [`attempt ${attempt.attempt}`, from, to, said.filter(Boolean).join(", "), attempt.error || to === null ? "bad" : "run"]];
+    const from = attempt.started_at ? Date.parse(attempt.started_at) : free, killed = !attempt.ended_at;
+    const last = measured && at === own.length - 1 && counted(one, free, end);
+    const noticed = measured && at === own.length - 2 ? counted(one, began, end).arrived : from;
+    const to = !killed ? Date.parse(attempt.ended_at) : noticed > from ? noticed : null;
+    const said = [where(attempt), attempt.error ? `${attempt.error.code}: ${attempt.error.message}` : "completed",
+      killed && `its worker was killed${to === null ? "" : "; another worker had it from then on"}`];
+    const waited = last && last.arrived >= free ? last.before : from > free ? [["waiting", free, from, "", "wait"]] : [];
+    free = to ?? Math.min(end, from);
+    return [...waited, [`attempt ${attempt.attempt}${killed ? ", killed" : ""}`, from, to, said.filter(Boolean).join(", "), attempt.error || killed ? "bad" : "run"],
+      ...last ? last.first : []];
   });
 }
 
-function counted({timings, worker_id, device, model}, began, end) {
+/** What the last worker measured, counted back from the end: when it had the request, what came before its run, and its first token. */
+function counted({timings, model}, free, end) {
   const {queued_ms, admission_ms, load_ms, run_ms, first_token_ms} = timings;
   const ran = end - run_ms, admitted = ran - admission_ms, loaded = admitted - load_ms, arrived = loaded - queued_ms;
-  const parts = [["queued", Math.max(began, arrived), Math.max(began, loaded), "", "wait"],
-    load_ms && ["loading the model", loaded, admitted, model ?? "", "load"], admission_ms && ["being admitted", admitted, ran, "", "wait"],
-    run_ms && ["running", ran, end, [where({worker_id, device}), model].filter(Boolean).join(", "), "run"]].filter(Boolean);
-  const first = arrived + first_token_ms;
-  return first_token_ms === null ? parts : [...parts, ["first token", Math.min(end, first), Math.min(end, first), "", "mark"]];
+  const before = [["queued", Math.max(free, arrived), Math.max(free, loaded), "", "wait"],
+    load_ms && ["loading the model", loaded, admitted, model ?? "", "load"], admission_ms && ["being admitted", admitted, ran, "", "wait"]].filter(Boolean);
+  const first = Math.min(end, arrived + first_token_ms);
+  return {arrived, ran, before, first: first_token_ms === null ? [] : [["first token", first, first, "", "mark"]]};
+}
+
+function only(one, began, end) {
+  const {ran, before, first} = counted(one, began, end);
+  const run = one.timings.run_ms ? [["running", ran, end, [where(one), one.model].filter(Boolean).join(", "), "run"]] : [];
+  return [...before, ...run, ...first];
 }
 
 /** What it does now; `free`: since when it has waited. */
@@ -158,7 +167,7 @@ function About({one, may}) {
     user: one.user_id, session: one.session_id, "correlation id": one.correlation_id && html`<bdi>${one.correlation_id}</bdi>`,
     "redriven from": one.redriven_from && requestLink(one.redriven_from, one.tenant),
     "dead letter": one.status === "dead_lettered" && may("admin") ? html`<${Letter} one=${one} />` : null,
-    "starts not before": one.start_after && html`<time datetime=${one.start_after}>${one.start_after}</time>`,
+    "starts not before": one.start_after && html`<${Due} at=${one.start_after} />`,
     "time to live": one.ttl_ms && duration(one.ttl_ms / 1000),
   }} />
     ${one.history && html`<details><summary>Its attempts, with the memory of their devices</summary><${Attempts} history=${one.history} dropped=${one.history_dropped} /></details>`}`;
@@ -245,7 +254,7 @@ function Deliveries({found}) {
     attempt.status_code ?? attempt.error, exact(attempt.duration_ms)]));
   const [one] = found.data;
   return html`${one && html`<p><span class=${one.state === "delivered" ? "good" : "warn"}>${one.state}</span> <bdi>${one.url}</bdi>
-      ${one.next_at && html` next attempt at <time datetime=${one.next_at}>${one.next_at}</time>`}</p>`}
+      ${one.next_at && html` next attempt <${Due} at=${one.next_at} />`}</p>`}
     <${Table} name="Attempts" columns=${["attempt", "when", "answer", "took"]} rows=${rows}
       empty=${one ? "No call has ended yet." : "None. A request has one if it was sent with callback_url."} />`;
 }

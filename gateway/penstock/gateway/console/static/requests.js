@@ -1,7 +1,7 @@
 // The caller's requests, or those of a tenant: the newest on the first screen, and all of them, live, with commands for many.
 import {useEffect, useMemo, useRef, useState} from "./vendor/hooks.js";
-import {Act, Ago, Failure, Table, html, times, usePoll, words} from "./parts.js";
-import {part} from "./api.js";
+import {Act, Ago, Failure, Table, duration, html, requestLink, times, usePoll, words} from "./parts.js";
+import {now} from "./api.js";
 import {LiveList, MOST_ROWS, ofAll} from "./live.js";
 import {Walk, start, useWalk} from "./walk.js";
 
@@ -21,7 +21,6 @@ const AT_ONCE = 200;
 const ALL = "*";
 
 const klass = (priority) => priority <= 3 ? "high" : priority <= 7 ? "medium" : "low";
-const link = (one) => html`<a href=${`#/requests/${part(one.request_id)}${one.tenant ? `?tenant=${part(one.tenant)}` : ""}`}><code><bdi>${one.request_id}</bdi></code></a>`;
 const color = (one) => one.status === "completed" ? "good" : one.done && one.status !== "cancelled" ? "bad" : one.status === "running" ? "good" : "";
 
 /** The reasons of `waiting_for`; one that is not here is shown as it is. */
@@ -35,13 +34,13 @@ export const REASONS = {
 export function why(one) {
   if (one.done) return one.error?.message ?? "";
   const {reason, estimated_start_at: at} = one.waiting_for ?? {};
-  const waits = reason === "scheduled" ? `scheduled for ${at}` : REASONS[reason] ?? (reason ? words(reason) : "");
+  const waits = reason === "scheduled" ? `starts in ${duration(Math.max(0, (Date.parse(at) - now()) / 1000))}, at ${at}` : REASONS[reason] ?? (reason ? words(reason) : "");
   const place = one.position === null || one.position === undefined ? "" : one.position === 0 ? "next in the queue" : `place ${one.position}`;
   return [one.detail ?? waits, place].filter(Boolean).join(", ");
 }
 
 /** A row of a list; `all`: of all tenants. */
-const cells = (one, all = false) => [link(one), ...all ? [html`<bdi>${one.tenant}</bdi>`] : [], html`<span class=${color(one)}>${words(one.status)}</span>`, words(one.task),
+const cells = (one, all = false) => [requestLink(one.request_id, one.tenant), ...all ? [html`<bdi>${one.tenant}</bdi>`] : [], html`<span class=${color(one)}>${words(one.status)}</span>`, words(one.task),
   `${klass(one.priority)}\u00a0${one.priority}`, html`<bdi>${one.model ?? ""}</bdi>`, html`<${Ago} at=${one.created_at} />`, why(one)];
 
 const columns = (all) => all ? [COLUMNS[0], "tenant", ...COLUMNS.slice(1)] : COLUMNS;
@@ -186,5 +185,5 @@ function Many({filters, may}) {
       <button type="button" aria-disabled=${walk?.busy} onClick=${() => begin({dry_run: true})}>Count them</button></div>
     ${walk && html`<${Walk} walk=${walk} about=${about} next=${next} />`}
     ${filters.status === "dead_lettered" && may("admin") && html`<p>These have ended. Their dead letters can be redriven:
-      <a href=${`#/dead-letters?${new URLSearchParams(Object.entries(filters).filter(([name]) => name === "model" || name === "tenant"))}`}>dead letters</a>.</p>`}</section>`;
+      <a href=${`#/dead-letters?${new URLSearchParams(Object.entries(filters).filter(([name, value]) => name === "model" || name === "tenant" && value !== ALL))}`}>dead letters</a>.</p>`}</section>`;
 }

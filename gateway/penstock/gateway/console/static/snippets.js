@@ -23,13 +23,16 @@ export function Snippets({request, keyed}) {
 
 /** Whether it is one question and nothing that OpenAI's clients have no field for. */
 const isChat = ({task, model, stream, payload, ...more}) => task === "text_generation" && !Object.keys(more).length
-  && payload.messages?.length === 1 && typeof payload.messages[0].content === "string" && !payload.tools;
+  && payload.messages?.length === 1 && typeof payload.messages[0].content === "string" && Object.keys(payload).every((name) => OPENAI.includes(name));
+/** Fields of a payload that OpenAI's clients call the same. */
+const OPENAI = ["messages", "max_tokens", "temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty"];
 
-function byOpenai({model, payload}, keyed) {
+function byOpenai({model, payload: {messages, ...payload}}, keyed) {
+  const given = Object.entries({model: model ?? "default", ...payload}).map(([name, value]) => `${name}=${literal(value)}, `).join("");
   return `${keyed ? "import os\n\n" : ""}from openai import OpenAI\n\n`
     + `client = OpenAI(base_url="${location.origin}/v1", api_key=${keyed ? `os.environ["PENSTOCK_API_KEY"]` : `"none"`})\n`
-    + `messages = ${literal(payload.messages)}\n`
-    + `print(client.chat.completions.create(model=${literal(model ?? "default")}, messages=messages).choices[0].message.content)`;
+    + `messages = ${literal(messages)}\n`
+    + `print(client.chat.completions.create(${given}messages=messages).choices[0].message.content)`;
 }
 
 function byHttp(request, keyed) {
