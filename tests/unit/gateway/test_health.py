@@ -230,6 +230,7 @@ def serving(*models: str, heard: int = NOW, lost: tuple[str, ...] = (), **fields
         ([serving("a"), serving("b")], [], None),
         ([], ["a", "b"], "no worker is alive"),
         ([serving("a", "b", heard=NOW - LATE - 1)], ["a", "b"], "no worker is alive: w stopped reporting"),
+        ([serving("a", "b", heard=NOW - LATE - 1, state="stopped")], ["a", "b"], "no worker is alive"),
         ([serving("a", "b", heard=NOW - LATE)], [], None),
         ([serving("a", "b", state="starting")], ["a", "b"], "no worker is alive"),
         ([serving("a", "b", state="stopping")], ["a", "b"], "no worker is alive"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from penstock.common.file_differences import file_differences
-from penstock.gateway.view.fleet import SERVING
+from penstock.gateway.view.fleet import SERVING, STOPPED
 from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import ModelInfo, ModelState, WorkerState
 
@@ -21,7 +21,7 @@ class Liveness:
 
     live_workers: int
     silent_workers: tuple[str, ...]
-    """Workers that were heard of and are late."""
+    """Workers that were heard of and are late, but for those that stopped in order."""
     without_worker: frozenset[ModelId]
     models: tuple[ModelInfo, ...]
     lost: Mapping[ModelId, str | None] = field(default_factory=dict[ModelId, str | None])
@@ -93,7 +93,7 @@ def judge(workers: Iterable[WorkerState], models: Iterable[ModelInfo], now_ms: i
     silent: list[str] = []
     for worker in workers:
         if now_ms - worker.updated_at > late_ms:
-            silent.append(worker.worker_id)
+            silent += [worker.worker_id] if worker.state != STOPPED else []
         elif worker.state == SERVING:
             live.append(worker)
     served = {(state.model, worker.pool) for worker in live for state in worker.models if state.state != _MODEL_LOST}

@@ -1,0 +1,164 @@
+"""The queries of the ScaledObjects, which a real Prometheus evaluates over real gateways, and scaling by them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kit.helm_chart import NAMESPACE, RELEASE, of_kind, rendered, triggers, values_file
+from kit.prometheus import Prometheus, scraping
+from kit.scaler import Scaler
+from penstock.schemas.topics import CLASSES
+from support import create_topics, wait_until
+from system import NOOP, Process, System
+
+pytestmark = pytest.mark.slow
+
+SELECTOR = re.compile(r"(penstock_\w+)\{([^}]*)\}")
+OF_KUBERNETES = {"namespace", "pod"}
+RUN_MS = {"chat": 400, "images": 12_000}
+"""By pool, how long a run of its model takes: of each worker four at a time."""
+
+
+@pytest.fixture
+def system(make_system: Callable[..., System]) -> System:
+    """Two gateways of an installation whose pools never had a worker."""
+    models = [
+        {**NOOP, "id": f"{pool}-model", "pool": pool, "options": {"slots": 4, "tokens": 4, "delay_ms": run_ms // 4}}
+        for pool, run_ms in RUN_MS.items()
+    ]
+    made = make_system(models=models)
+    for pool in RUN_MS:
+        create_topics(made.bootstrap, made.prefix, pool=pool)
+    return made.start_all(["g1", "g2"])
+
+
+@pytest.fixture
+def prometheus(system: System, tmp_path: Path) -> Iterator[Prometheus]:
+    ports = {f"{RELEASE}-gateway-{one.name}": one.port for one in system.processes}
+    with scraping(tmp_path, ports, NAMESPACE) as found:
+        yield found
+
+
+def submit(gateway: Process, model: str, priority: int) -> str:
+    return gateway.submit(model=model, priority=priority)
+
+
+def worker(system: System, name: str, pool: str) -> Process:
+    return system.worker(name, env={"PENSTOCK_WORKER__POOL": pool, "PENSTOCK_WORKER__WORKER_ID": name})
+
+
+def test_the_queries_name_metrics_and_labels_that_a_gateway_exports(system: System) -> None:
+    page = httpx.get(f"{system.process('g1').url}/metrics", timeout=20).text
+    families = list(text_string_to_metric_families(page))
+    declared = {family.name for family in families}
+    labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
+    labels["penstock_batch_size"] = {"model"}  # nothing runs
+    named = 0
+    for scaled in of_kind(rendered(values_file("values-gpu.yaml")), "ScaledObject").values():
+        for trigger in triggers(scaled):
+            for metric, matchers in SELECTOR.findall(trigger.query):
+                named += 1
+                assert metric in declared
+                assert set(re.findall(r"(\w+)=", matchers)) - OF_KUBERNETES <= labels[metric], trigger.query
+    assert named > 10
+
+
+def test_a_model_without_any_worker_is_what_starts_one(system: System, prometheus: Prometheus) -> None:
+    """Each of two gateways reports the whole; the queries count it once."""
+    scaled = of_kind(rendered(values_file("values-gpu.yaml")), "ScaledObject")
+
+    def values(pool: str) -> dict[str, float]:
+        found = triggers(scaled[f"worker-{pool}"])
+        names = ["running", *(f"{klass} {what}" for klass in CLASSES for what in ("depth", "age"))]
+        seen = {name: prometheus.value(one.query) for name, one in zip(names, found, strict=True)}
+        return {**seen, "depth": sum(seen[f"{klass} depth"] for klass in CLASSES)}
+
+    def becomes(**expected: float) -> None:
+        wait_until(lambda: expected.items() <= values("images").items(), 60, lambda: values("images"))
+
+    idle = dict.fromkeys(values("images"), 0.0)
+    assert values("images") == idle
+    priorities = (0, 0, 5, 5, 5, 8)
+    ids = [submit(system.process(f"g{n % 2 + 1}"), "images-model", one) for n, one in enumerate(priorities)]
+    becomes(**{"running": 0, "high depth": 2, "medium depth": 3, "low depth": 1})
+    wait_until(lambda: min(values("images")[f"{klass} age"] for klass in CLASSES) > 1, 60)
+    assert values("chat") == idle
+
+    worker(system, "w1", "images")
+    becomes(running=4, depth=2)
+    assert values("chat") == idle
+    becomes(**idle)
+    assert {system.process("g1").request(one, wait=30)["status"] for one in ids} == {"completed"}
+
+
+@dataclass
+class Pool:
+    """The workers of a pool, as a Deployment has them, and what scales it."""
+
+    system: System
+    prometheus: Prometheus
+    scaler: Scaler
+    workers: list[Process] = field(default_factory=list)
+    ended: list[Process] = field(default_factory=list)
+    history: list[int] = field(default_factory=list)
+
+    def scale(self) -> int:
+        """Look at the metrics once, and start or stop workers. Returns how many there are."""
+        values = [self.prometheus.value(one.query) for one in self.scaler.triggers]
+        replicas = self.scaler.replicas(values, time.monotonic())
+        while len(self.workers) < replicas:
+            name = f"w{len(self.workers) + len(self.ended)}"
+            self.workers.append(worker(self.system, name, "chat"))
+        while len(self.workers) > replicas:
+            self.ended.append(self.workers.pop())
+            self.ended[-1].popen.terminate()
+        if self.history[-1:] != [replicas]:
+            self.history.append(replicas)
+        return replicas
+
+
+IN_QUICK_MOTION = {
+    "max": 3,
+    "running": 4,
+    "targets": '[{"class": "medium", "depth": 8, "oldestSeconds": 4}]',
+    "idleSeconds": 6,
+    "scaleUp": '{"pods": 1, "periodSeconds": 4}',
+    "scaleDown": '{"pods": 1, "periodSeconds": 4, "stabilizationSeconds": 8}',
+}
+WAVES = [[(4.0, 10), (26.0, 10)], [(4.0, 8)]]
+"""Requests each second, and for how many seconds. A worker ends ten each second. Nothing comes until all have gone."""
+
+
+def test_a_day_in_quick_motion_loses_nothing_and_does_not_flap(system: System, prometheus: Prometheus) -> None:
+    """The scaler's formula, fed by the queries of the chart, starts and stops workers: from none, and to none."""
+    options = [f"--set-json=pools.chat.autoscaling.{name}={value}" for name, value in IN_QUICK_MOTION.items()]
+    scaled = of_kind(rendered(values_file("values-gpu.yaml"), *options), "ScaledObject")["worker-chat"]
+    pool, gateway, ids = Pool(system, prometheus, Scaler(scaled)), system.process("g1"), list[str]()
+    assert pool.scale() == 0
+    for wave in WAVES:
+        for per_s, seconds in wave:
+            began, sent = time.monotonic(), 0
+            while (passed_s := time.monotonic() - began) < seconds:
+                while sent < passed_s * per_s:
+                    ids.append(submit(gateway, "chat-model", 5))
+                    sent += 1
+                pool.scale()
+                time.sleep(0.5)
+        wait_until(lambda: pool.scale() == 0, 180, lambda: pool.history, poll_s=0.5)
+    shown = [gateway.request(one) for one in ids]
+    assert {one["status"] for one in shown} == {"completed"}, "all before the last worker left"
+    assert {one.wait_dead() for one in pool.ended} == {0}
+    rises = [later > earlier for earlier, later in pairwise(pool.history)]
+    assert sum(one != other for one, other in pairwise(rises)) == 3, f"up, down, up, down: {pool.history}"
+    assert max(pool.history) >= 2, pool.history
+    longest_s = max(one["timings"]["queued_ms"] for one in shown) / 1000
+    assert longest_s < 30, f"{pool.history}: {longest_s} s"
