@@ -307,17 +307,13 @@ def keys_check(path: str) -> Check:
 
 
 def gpu_check() -> Check:
+    """The cards and slices that a worker here would find."""
     try:
-        import pynvml
+        from penstock.processors.hardware.nvml import NvmlProbe
 
-        nvml: Any = pynvml
-        nvml.nvmlInit()
-        count = nvml.nvmlDeviceGetCount()
-        cards = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        names = [f"{nvml.nvmlDeviceGetName(c)} ({nvml.nvmlDeviceGetMemoryInfo(c).total / 1e9:.0f} GB)" for c in cards]
-        nvml.nvmlShutdown()
-    except Exception:  # no driver, no library, no card: each is said in another way
-        return Check.ok("gpu", "none: models run on the processor")
+        names = [f"{one.title} ({one.total_bytes / 1e9:.0f} GB)" for one in NvmlProbe().devices()]
+    except ModuleNotFoundError:  # psutil, without the extra `worker`
+        names = []
     return Check.ok("gpu", ", ".join(names) or "none: models run on the processor")
 
 

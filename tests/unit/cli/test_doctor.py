@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from kit.cli import ScriptedGateway
+from nvml_fake import GIB, FakeCard, FakeDriver
 from penstock.cli.doctor import (
     broker_setting_checks,
     conversation_check,
     gateway_checks,
+    gpu_check,
     kafka_checks,
     order_checks,
     readiness_check,
@@ -289,3 +291,10 @@ def test_a_missing_topic_of_a_queue_is_found() -> None:
     found = list(missing_queue_topics(["jobs", "results"], {"jobs"}))
     assert [(one.state, "results" in one.detail) for one in found] == [("fail", True)]
     assert [one.state for one in missing_queue_topics(["jobs"], {"jobs"})] == ["ok"]
+
+
+def test_the_cards_that_a_worker_would_find_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
+    FakeDriver(FakeCard("GPU-aa"), FakeCard("GPU-bb", 24 * GIB)).install(monkeypatch)
+    check = gpu_check()
+    assert (check.state, check.detail.endswith("(26 GB)"), check.detail.count("GB")) == ("ok", True, 1)
