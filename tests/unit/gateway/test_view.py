@@ -47,9 +47,9 @@ from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
 from penstock.schemas.ids import derived_request_id, idempotent_request_id
 from penstock.schemas.limits import LIMITS
-from penstock.schemas.records import Place, Preview, Record, ResultEvent
+from penstock.schemas.records import InferenceRequest, Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
-from penstock.schemas.requests import request_to_json
+from penstock.schemas.requests import content_hash, request_to_json
 from penstock.schemas.topics import HEADER_ORIGIN
 from support import wait_until
 
@@ -249,6 +249,30 @@ def test_a_request_of_this_gateway_is_not_decoded_again(gateway: Gateway) -> Non
     gateway.read(REQUESTS, replace(REQUEST, request_id="s"))
     assert gateway.found("s").content
     assert gateway.view.arrivals.per_s(now_ms()) == 5 / 60, "with the repeat"
+
+
+def test_what_others_asked_for_is_decoded_only_for_its_hash(gateway: Gateway) -> None:
+    told: list[InferenceRequest] = []
+    gateway.restart(on_request=told.append)
+    repeatable = replace(REQUEST, request_id=idempotent_request_id("default", "key"))
+    gateway.read(REQUESTS, REQUEST, repeatable)
+    assert [one.payload.get("prompt") for one in told] == [None, "secret"]
+    assert gateway.found(repeatable.request_id).content == content_hash(repeatable)
+
+
+def test_the_pieces_of_a_stream_cost_one_row(gateway: Gateway) -> None:
+    """They are read again from the first one. So a kill behind others loses none of the text."""
+    gateway.listen(("request", *KEY))
+    gateway.read(REQUESTS, REQUEST)
+    gateway.read(RESULTS, chunk("se", 0))
+    gateway.flush()
+    gateway.read(RESULTS, chunk("cr", 2), chunk("et", 4))
+    assert len(gateway.view.known.unwritten) == 0
+    assert gateway.found().fold.text == "secret"
+    gateway.reopen()
+    assert (gateway.found().passed_over, gateway.found().pieces_from) == (True, 0)
+    gateway.read(RESULTS, TERMINAL)
+    assert len(gateway.view.known.unwritten) == 1
 
 
 def test_of_two_gateways_with_one_key_the_first_in_the_log_counts(gateway: Gateway) -> None:

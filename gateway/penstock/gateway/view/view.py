@@ -26,7 +26,7 @@ from penstock.gateway.view.hub import Hub, items_subject
 from penstock.gateway.view.known_requests import KnownRequests
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
 from penstock.gateway.view.positions import Positions
-from penstock.gateway.view.request_records import is_moved, origin_of, read_request
+from penstock.gateway.view.request_records import is_moved, lean_decoder, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.selecting import ALONE
 from penstock.gateway.view.store import TP, Due, LivePlace, Store, Turn
@@ -93,6 +93,7 @@ class View:
         """Of the worker topic."""
         self.fleet = Fleet(self.codec)
         self.gateways = Gateways(self.codec)
+        self._decode_request = lean_decoder(self.codec)
         self._read_outcome = OutcomeReader(self.codec)
         self._is_piece = self.codec.head(ResultEvent, "kind")
         self._read_place = place_reader(self.codec)
@@ -238,7 +239,7 @@ class View:
             positions.passed(tp, message.offset)
 
     def _request(self, message: RawMessage) -> None:
-        request = read_request(message, self.codec)
+        request = read_request(message, self.codec, self._decode_request)
         self.decoded += 1
         if request is None:
             return
@@ -316,10 +317,14 @@ class View:
         if filling is not None:
             filling.entry = entry  # it may have been forgotten, and have come again
         # A newer attempt counts from its first word on, even one that shows nothing: what is older is heard no more.
-        is_new = step is not IGNORED or before != (entry.fold.place, entry.pieces_from)
+        moved = before != (entry.fold.place, entry.pieces_from)
+        is_new = step is not IGNORED or moved
         lives = is_piece and (event.epoch, event.attempt) == entry.fold.place  # though it says nothing by itself
         if is_new or lives or self.streams.is_read(entry):
-            self._touch(entry, shown=is_other or not is_piece)
+            if is_other or moved or not is_piece:
+                self._touch(entry, shown=is_other or not is_piece)
+            else:  # its row says where the pieces begin: they are read again from there
+                entry.updated_ms = self._now_ms
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
             status = event.status or "unknown"

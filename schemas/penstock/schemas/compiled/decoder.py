@@ -311,8 +311,7 @@ class _Decoder:
         elif isinstance(writer, str):
             self._skip_primitive(writer)
         elif writer["type"] == "record":
-            for field in writer["fields"]:
-                self._skip(field["type"])
+            self._fields(writer["fields"], {}, {}, None, set(), ())
         elif writer["type"] == "fixed":
             self._s.line(f"p += {int(writer['size'])}")
         elif writer["type"] == "enum":
