@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ import pytest
 
 from kit.helm_chart import RELEASE, Manifest, containers, environment, of_kind, pods, rendered, values_file
 from penstock.cli.paths import cache_dir, free_port
+from penstock.common.admin import partition_counts
+from penstock.common.settings import KafkaSettings
 from penstock.gateway.edge.keys import create_key
+from penstock.schemas.topics import TopicNames
 from support import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
@@ -154,11 +157,8 @@ def key(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def cluster(kafka: Any, kafka_prefix: str, tmp_path: Path, key: str, smollm2: Path, minilm: Path) -> Iterator[Cluster]:
-    addresses = {"kafka.bootstrapServers": kafka.bootstrap_servers, "kafka.topicPrefix": kafka_prefix}
-    manifests = rendered(
-        values_file("values-small.yaml"), *(f"--set-string={name}={value}" for name, value in addresses.items())
-    )
+def install(kafka: Any, kafka_prefix: str, tmp_path: Path, key: str) -> Iterator[Callable[[str], Cluster]]:
+    """Makes the cluster of a values file, in which nothing runs yet."""
     secrets = {
         "penstock-keys": {"keys.json": (tmp_path / "keys.json").read_text()},
         "penstock-settings": {
@@ -166,13 +166,38 @@ def cluster(kafka: Any, kafka_prefix: str, tmp_path: Path, key: str, smollm2: Pa
             "PENSTOCK_AUTH__TICKET_KEY": "k" * 40,
         },
     }
-    made = Cluster(manifests, tmp_path / "cluster", secrets)
-    (cache,) = [
-        made.folder_of("worker-common", one) for one in made.pods["worker-common"]["volumes"] if one["name"] == "cache"
-    ]
-    (cache / "models").symlink_to(cache_dir() / "models")
-    yield made
-    made.kill()
+    addresses = {"kafka.bootstrapServers": kafka.bootstrap_servers, "kafka.topicPrefix": kafka_prefix}
+    made: list[Cluster] = []
+
+    def install(name: str) -> Cluster:
+        options = [f"--set-string={name}={value}" for name, value in addresses.items()]
+        made.append(Cluster(rendered(values_file(name), *options), tmp_path / "cluster", secrets))
+        return made[-1]
+
+    yield install
+    for cluster in made:
+        cluster.kill()
+
+
+@pytest.fixture
+def cluster(install: Callable[[str], Cluster], smollm2: Path, minilm: Path) -> Cluster:
+    """That of values-small.yaml, with models in its cache."""
+    made = install("values-small.yaml")
+    (cache,) = [one for one in made.pods["worker-common"]["volumes"] if one["name"] == "cache"]
+    (made.folder_of("worker-common", cache) / "models").symlink_to(cache_dir() / "models")
+    return made
+
+
+def test_the_topic_job_checks_the_configuration_and_creates_the_topics_of_all_pools(
+    install: Callable[[str], Cluster], kafka: Any, kafka_prefix: str
+) -> None:
+    cluster = install("values-gpu.yaml")
+    cluster.run("topics")
+    assert cluster.processes["topics"].wait(120) == 0, cluster.log("topics")
+    names = TopicNames(kafka_prefix)
+    topics = [topic for pool in (None, "chat", "images") for topic in names.request_topics(pool)]
+    counts = partition_counts(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers), topics)
+    assert counts == dict.fromkeys(topics, 64)
 
 
 def test_the_rendered_chart_serves_a_chat_and_stops_within_its_grace_periods(cluster: Cluster, key: str) -> None:
