@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from typing import Any
@@ -28,9 +27,11 @@ def SYSTEM() -> dict[str, Any]:
 
     models = [
         {**NOOP, "tasks": ["text_generation", "summarization", "embedding"]},
+        {**NOOP, "id": "slow", "options": {"tokens": 300, "delay_ms": 100}},
         model("caller", str(prepared("tiny-lm")), "text", "text_generation"),
         model("eyes", str(prepared("tiny-image-to-text")), "vision", "image_to_text", "text_generation"),
         model("painter", str(prepared("tiny-image-generation")), "diffusers", "image_generation"),
+        model("editor", str(prepared("tiny-image-editing")), "diffusers", "image_editing"),
         model("imaging", "pillow", "imaging", "image_processing"),
     ]
     return {"models": models}
@@ -54,7 +55,7 @@ def test_a_chat_takes_tools_images_and_a_conversation(system: System, gateway: P
     page.get_by_label("Tool choice").select_option("required")
     ask.click()
     told(page, "calls weather", LOADED_S)
-    told(page, "completed")
+    told(page, "completed", LOADED_S)
     assert newest(gateway, "text_generation")["result"]["tool_calls"][0]["function"]["name"] == "weather"
     assert violations(page) == []
 
@@ -71,9 +72,7 @@ def test_a_chat_takes_tools_images_and_a_conversation(system: System, gateway: P
     assert [piece["type"] for piece in items[-1]["content"]] == ["input_image", "input_text"]
 
 
-def test_texts_are_embedded_and_compared_and_the_snippets_do_the_same(
-    system: System, gateway: Process, open_page: Opener
-) -> None:
+def test_texts_are_embedded_and_compared_and_the_snippets_do_the_same(gateway: Process, open_page: Opener) -> None:
     page = open_page(gateway, "#/playground/embedding", color_scheme="dark")
     page.get_by_label("input One a line").press("Control+End")
     page.keyboard.type(f"\nan 'other' {HOSTILE}")
@@ -91,11 +90,10 @@ def test_texts_are_embedded_and_compared_and_the_snippets_do_the_same(
 
     page.get_by_text("The same by curl").click()
     curl, python, kcat = (one.inner_text() for one in page.locator("details pre").all())
-    named = re.sub(r"-t (\S+)", rf"-t {system.prefix}\1", kcat).replace("KAFKA:9092", system.bootstrap)
     for command in (["sh", "-c", curl], [sys.executable, "-c", python]):
         assert "completed" in subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     assert tool("kcat")
-    subprocess.run(["sh", "-c", named], check=True, timeout=60)
+    subprocess.run(["sh", "-c", kcat], check=True, timeout=60)
     wait_until(lambda: gateway.request("a-new-id").get("done"), 30, "what kcat sent is done")
     assert gateway.request("a-new-id")["result"]["embeddings"] == done["result"]["embeddings"]
 
@@ -113,11 +111,18 @@ def test_images_are_made_step_by_step_processed_and_described_and_a_text_is_summ
     told(page, "of 200")
     page.get_by_role("img", name="the image that was made").wait_for(timeout=LOADED_S * 1000)
     assert page.evaluate("document.querySelector('figure img').decode().then(() => true)")
-    (made,) = newest(gateway, "image_generation")["result"]["images"]
     assert violations(page) == []
 
+    page.get_by_role("link", name="edit", exact=True).click()
+    told(page, "Image editing")
+    submit.click()
+    page.get_by_role("img", name="the image that was made").wait_for(timeout=LOADED_S * 1000)
+    edited = newest(gateway, "image_editing")
+    assert (edited["status"], len(edited["result"]["images"])) == ("completed", 1)
+
     page.get_by_role("link", name="process", exact=True).click()
-    page.get_by_role("img", name=f"image {made['artifact_id']}").wait_for()
+    (image,) = edited["result"]["images"]
+    page.get_by_role("img", name=f"image {image['artifact_id']}").wait_for()
     page.get_by_label("operations").fill('[{"op": "resize", "width": 16, "height": 8}]')
     submit.click()
     page.get_by_role("img", name="the image that was made, 16 × 8 pixels").wait_for()
@@ -134,5 +139,12 @@ def test_images_are_made_step_by_step_processed_and_described_and_a_text_is_summ
     submit.click()
     page.get_by_label("max tokens").fill("9")
     submit.click()
-    told(page, "completed")
+    told(page, "completed", LOADED_S)
     assert newest(gateway, "summarization")["status"] == "completed"
+
+    page.get_by_role("navigation", name="Tasks").get_by_role("link", name="text generation").click()
+    page.get_by_label("Model").select_option("slow")
+    submit.click()
+    page.get_by_role("button", name="cancel this request").click(timeout=20_000)
+    told(page, "cancelled", 20)
+    assert newest(gateway, "text_generation")["status"] == "cancelled"

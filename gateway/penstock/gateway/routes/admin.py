@@ -51,7 +51,9 @@ async def admin_tenants(request: Request) -> Response:
 
 @router.get("/admin/stats", summary="All tenants together: queues, rates, clients, workers, models")
 async def admin_stats(request: Request) -> Response:
-    return await _shared(request, service_of(request).facts.stats)
+    facts, kafka = service_of(request).facts, service_of(request).kafka
+    address = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    return await _shared(request, lambda: {**facts.stats(), "kafka": address})
 
 
 @router.get("/admin/problems", summary="What is not well now: whom it affects, why, and what mends it")

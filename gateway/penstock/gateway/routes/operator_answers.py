@@ -14,6 +14,11 @@ class ProcessCount(Answer):
     known: int
 
 
+class KafkaAddress(Answer):
+    bootstrap_servers: str
+    topic_prefix: str
+
+
 class AdminStats(Answer):
     """Queues, workers and models of all tenants together, as this gateway knows them."""
 
@@ -27,6 +32,7 @@ class AdminStats(Answer):
     worker_late_s: float
     processes: Annotated[dict[str, ProcessCount], Field(description="Gateways and those beside them, by kind.")]
     models: list[Json]
+    kafka: Annotated[KafkaAddress, Field(description="The cluster, by the gateway's settings.")]
 
 
 class Call(Answer):

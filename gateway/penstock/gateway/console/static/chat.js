@@ -31,7 +31,7 @@ export function Chat({short = false, keyed, may, tell}) {
     <${Result} of=${shown} may=${may} tell=${tell} />
     ${given.conversation_id && html`<p><a href=${`#/conversations/${part(given.conversation_id)}`}>The conversation</a></p>`}
     ${short && html`<p><a href="#/playground">With images, tools and other tasks</a></p>`}
-    <${Snippets} request=${request} keyed=${keyed} /></section>`;
+    <${Snippets} request=${request} keyed=${keyed} may=${may} /></section>`;
 }
 
 function More({given, put}) {

@@ -76,7 +76,7 @@ function Task({task, body, schemas, query, keyed, may, tell}) {
       <details class="whole"><summary>All fields of the payload</summary><div class="fields">${Object.keys(of.properties).filter((name) => !begins.includes(name)).map(inside)}</div></details>
       <details class="whole"><summary>Fields of any request</summary><div class="fields">${Object.keys(body.properties).filter((name) => !OWN.includes(name) && name !== task).map(around)}</div></details></form>
     <${Result} of=${shown} texts=${texts} may=${may} tell=${tell} />
-    <${Snippets} request=${request} keyed=${keyed} /></section>`;
+    <${Snippets} request=${request} keyed=${keyed} may=${may} /></section>`;
 }
 
 const words = (task) => `${task[0].toUpperCase()}${task.slice(1).replaceAll("_", " ")}`;

@@ -22,11 +22,12 @@ export function Request({id, query, may, tell, keyed, tenant: own}) {
       ${error?.status === 404 && !asked && may("admin") && html`<p><a href=${`#/requests/${part(id)}?tenant=*`}>Look for it among all tenants</a></p>`}
       ${one && html`<${State} one=${one} />
         <div class="tools" role="group" aria-label="Commands" tabindex="-1" ...${kept}>${!foreign && html`<${Actions} one=${one} path=${path} may=${may} tell=${tell} keyed=${keyed} />`}
-          ${foreign && html`<span class="faint">Of the tenant <bdi>${one.tenant}</bdi>: what it holds is for its callers; a filter of <a href=${`#/requests?${new URLSearchParams({tenant: one.tenant, id_contains: id})}`}>the list</a> cancels it.</span>`}</div>
+          ${foreign && html`<span class="faint">Of the tenant <bdi>${one.tenant}</bdi>: what it holds is for its callers; a filter of <a href=${`#/requests?${new URLSearchParams({tenant: one.tenant, id_contains: id})}`}>the list</a> cancels it or gives it another priority.</span>
+            <${CopyLink} tell=${tell} />`}</div>
         <${Course} one=${one} />
         <${About} one=${one} may=${may} />`}</section>
     ${one && !foreign && html`<${Answer} one=${one} />
-      <${OnDemand} title="What was asked" path=${`${path}/input`} final=${true} show=${(found) => html`<${Input} found=${found} keyed=${keyed} />`} />
+      <${OnDemand} title="What was asked" path=${`${path}/input`} final=${true} show=${(found) => html`<${Input} found=${found} keyed=${keyed} may=${may} />`} />
       <${OnDemand} title="Webhook" path=${`${path}/deliveries`} show=${(found) => html`<${Deliveries} found=${found} />`} />`}
     ${one && html`<section><details><summary>As the API has it</summary><pre>${JSON.stringify(one, shortened, 2)}</pre></details>
       <p>The same by command: <code>penstock requests show ${id}${foreign ? ` --tenant ${one.tenant}` : ""}</code></p>
@@ -63,7 +64,7 @@ function Actions({one, path, may, tell, keyed}) {
         html`<option value=${number} selected=${number === (priority ?? one.priority)}>${number}</option>`)}</select></label>
       <${Act} label="set" about="set the priority" path=${`${path}/reprioritize`} body=${{priority: priority ?? one.priority}} tell=${tell} then=${() => setPriority(null)} />`}
     ${may("submit") && html`<button type="button" onClick=${again}>run again</button>`}
-    <${Copy} label="copy the link" of=${async () => location.href} tell=${tell} />
+    <${CopyLink} tell=${tell} />
     <${Copy} label="copy as curl" of=${async () => curl((await get(`${path}/input`)).request, keyed)} tell=${tell} />
     <${Copy} label="copy as Python" of=${async () => python((await get(`${path}/input`)).request, keyed)} tell=${tell} />`;
 }
@@ -81,6 +82,8 @@ function Copy({label, of, tell}) {
   };
   return html`<button type="button" onClick=${copy}>${label}</button>`;
 }
+
+const CopyLink = ({tell}) => html`<${Copy} label="copy the link" of=${async () => location.href} tell=${tell} />`;
 
 // -- its course
 
@@ -106,7 +109,7 @@ function attempts(one, began, end) {
     const noticed = measured && at === own.length - 2 ? counted(one, began, end).arrived : from;
     const to = !killed ? Date.parse(attempt.ended_at) : noticed > from ? noticed : null;
     const said = [where(attempt), attempt.error ? `${attempt.error.code}: ${attempt.error.message}` : "completed",
-      killed && `its worker was killed${to === null ? "" : "; another worker had it from then on"}`];
+      killed && to !== null && "another worker had it from then on"];
     const waited = last && last.arrived >= free ? last.before : from > free ? [["waiting", free, from, "", "wait"]] : [];
     free = to ?? Math.min(end, from);
     return [...waited, [`attempt ${attempt.attempt}${killed ? ", killed" : ""}`, from, to, said.filter(Boolean).join(", "), attempt.error || killed ? "bad" : "run"],
@@ -230,7 +233,7 @@ function Asked({path, show, final}) {
   return html`<${Failure} error=${error} />${found ? show(found) : !error && html`<p class="faint">Asking…</p>`}`;
 }
 
-function Input({found, keyed}) {
+function Input({found, keyed, may}) {
   const {payload = {}} = found.request;
   const images = [...artifacts(payload)];
   return html`${payload.prompt && html`<pre><bdi>${payload.prompt}</bdi></pre>`}
@@ -239,7 +242,7 @@ function Input({found, keyed}) {
     ${images.map((image, at) => html`<${Picture} image=${image} name=${`input ${at + 1}`} />`)}
     ${found.traceparent && html`<p>Trace <code>${found.traceparent.split("-")[1]}</code> <span class="faint">(traceparent <code>${found.traceparent}</code>)</span></p>`}
     <details><summary>All of it, as it can be submitted again</summary><pre>${JSON.stringify(found.request, null, 2)}</pre></details>
-    <${Snippets} request=${found.request} keyed=${keyed} />`;
+    <${Snippets} request=${found.request} keyed=${keyed} may=${may} />`;
 }
 
 /** What in a payload names an artifact. */

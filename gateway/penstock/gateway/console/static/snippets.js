@@ -1,24 +1,32 @@
 // The same request by curl, Python and Kafka.
-import {html} from "./parts.js";
+import {html, usePoll} from "./parts.js";
 
-const WAIT_S = 60;
+const WAIT_S = 60, CLUSTER_MS = 60_000;
 const shell = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 export const curl = (request, keyed) => `curl '${location.origin}/v1/requests?wait=${WAIT_S}' -H 'content-type: application/json' ${
   keyed ? `-H "authorization: Bearer $PENSTOCK_API_KEY" ` : ""}-d ${shell(JSON.stringify(request))}`;
 export const python = (request, keyed) => isChat(request) ? byOpenai(request, keyed) : byHttp(request, keyed);
 
-/** @param {{request: any, keyed: boolean}} of */
-export function Snippets({request, keyed}) {
-  const named = JSON.stringify({request_id: "a-new-id", ...request});
-  const of = {
-    curl: curl(request, keyed),
-    [isChat(request) ? "Python, with the package openai" : "Python"]: python(request, keyed),
-    "Kafka, with kcat": `# KAFKA: the broker's address. A topic prefix, if there is one, stands before the topic's name.\n`
-      + `echo ${shell(named)} |\n  kcat -P -b KAFKA:9092 -t ${topic(request)}${request.conversation_id ? ` -k ${request.conversation_id} -X partitioner=murmur2_random` : ""}`,
-  };
-  return html`<details><summary>The same by curl, Python and Kafka</summary>${Object.entries(of).map(([name, text]) =>
-    html`<h3>${name}</h3><pre>${text}</pre>`)}</details>`;
+/** @param {any} of */
+export function Snippets({request, keyed, may}) {
+  const name = isChat(request) ? "Python, with the package openai" : "Python";
+  return html`<details><summary>The same by curl, Python and Kafka</summary><h3>curl</h3><pre>${curl(request, keyed)}</pre>
+    <h3>${name}</h3><pre>${python(request, keyed)}</pre>
+    <h3>Kafka, with kcat</h3>${may("admin") ? html`<${OfCluster} request=${request} />` : html`<pre>${kcat(request)}</pre>`}</details>`;
+}
+
+/** With the address that the gateway uses, which operators alone are told. */
+function OfCluster({request}) {
+  const [stats] = usePoll("/v1/admin/stats", CLUSTER_MS, {once: true});
+  return html`<pre>${kcat(request, stats?.kafka)}</pre>`;
+}
+
+function kcat(request, cluster = null) {
+  const {conversation_id: key} = request, {bootstrap_servers: servers, topic_prefix: prefix} = cluster ?? {bootstrap_servers: "KAFKA:9092", topic_prefix: ""};
+  return (cluster ? "" : `# KAFKA: the broker's address. A topic prefix, if there is one, stands before the topic's name.\n`)
+    + `echo ${shell(JSON.stringify({request_id: "a-new-id", ...request}))} |\n  kcat -P -b ${servers} -t ${prefix}${topic(request)}`
+    + (key ? ` -k ${key} -X partitioner=murmur2_random` : "");
 }
 
 /** Whether it is one question and nothing that OpenAI's clients have no field for. */
