@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ from penstock.cli.paths import cache_dir, exclusive
 from stock_clients import missing, tool
 
 BUILD_LIMIT_S = 570.0
+GO = "go1.26.8"
+"""The least that builds the programs. An older one fetches it as a module."""
 
 
-def _go(*arguments: str, **env: str) -> str:
+def _run(go: str, *arguments: str, **env: str) -> str:
     done = subprocess.run(
-        [tool("go"), *arguments],
+        [go, *arguments],
         cwd=cache_dir(),
-        env={**os.environ, **env},
+        env={**os.environ, "GOTOOLCHAIN": "local", **env},
         capture_output=True,
         text=True,
         timeout=BUILD_LIMIT_S,
@@ -29,6 +33,27 @@ def _go(*arguments: str, **env: str) -> str:
     return done.stdout
 
 
+def _downloaded(go: str, module: str) -> Path:
+    found: dict[str, Any] = json.loads(_run(go, "mod", "download", "-json", module))
+    return Path(found["Dir"])
+
+
+@cache
+def _go() -> str:
+    installed = tool("go")
+    version, system, machine = _run(installed, "env", "GOVERSION", "GOOS", "GOARCH").split()
+    if _numbers(version) >= _numbers(GO):
+        return installed
+    folder = _downloaded(installed, f"golang.org/toolchain@v0.0.1-{GO}.{system}-{machine}")
+    for program in [*folder.glob("bin/*"), *folder.glob("pkg/tool/*/*")]:
+        program.chmod(0o755)  # a Go before 1.21 does not know that these are programs
+    return str(folder / "bin" / "go")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
 def go_program(package: str) -> Path:
     """The program that `go install` makes of a package with its version, as `example.com/module/cmd/name@v1.2.3`."""
     path, _, version = package.partition("@")
@@ -36,11 +61,10 @@ def go_program(package: str) -> Path:
     program = folder / path.rpartition("/")[2]
     with exclusive(program.with_suffix(".lock")):
         if not program.exists():
-            _go("install", package, GOBIN=str(folder))
+            _run(_go(), "install", package, GOBIN=str(folder))
     return program
 
 
 def go_module(module: str) -> Path:
     """The folder with the files of a module in this version."""
-    found: dict[str, Any] = json.loads(_go("mod", "download", "-json", module))
-    return Path(found["Dir"])
+    return _downloaded(_go(), module)
