@@ -289,6 +289,8 @@ def test_an_operator_sees_where_requests_of_others_stand_and_cancels_them(
         "shop",
         "other",
     ]
+    cut = "(all) => all.map((one) => one.scrollHeight > one.clientHeight)"
+    assert page.locator(".why").evaluate_all(cut) == [False, False], "each reason is shown whole"
     page.get_by_role("button", name="Count them").click()
     page.get_by_role("button", name="cancel: 2 requests").click()
     cancelled = page.locator(".requests tr", has_text="twin").get_by_text("cancelled", exact=True)
