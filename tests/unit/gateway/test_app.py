@@ -81,10 +81,11 @@ async def test_the_page_of_routes_has_the_codes_of_errors(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "requests", "requests/r.1", "more.jsx"])
-async def test_a_path_below_the_console_leads_to_its_page(app: FastAPI, path: str) -> None:
-    answer = await call(app, "GET", f"/console/{path}")
+async def test_a_path_below_the_console_leads_browsers_to_its_page(app: FastAPI, path: str) -> None:
+    browser = {"accept": "text/html"}
+    answer = await call(app, "GET", f"/console/{path}", headers=browser)
     assert (answer.status_code, answer.headers["location"]) == (307, f"/console#/{path}")
-    assert (await call(app, "GET", "/console/none.js")).status_code == 404
+    assert (await call(app, "GET", "/console/none.js", headers=browser)).status_code == 404
 
 
 EVENTS = "/v1/requests/{request_id}/events"

@@ -42,9 +42,7 @@ class _File:
 @router.get("/")
 async def root(request: Request) -> Response:
     """The page for browsers; other clients are led to the documentation of the routes."""
-    if "text/html" not in request.headers.get("accept", ""):
-        return RedirectResponse("/docs")
-    return _answer(request, INDEX)
+    return _answer(request, INDEX) if _is_browser(request) else RedirectResponse("/docs")
 
 
 @router.get("/console")
@@ -55,10 +53,14 @@ async def console(request: Request) -> Response:
 
 @router.get("/console/{name:path}")
 async def asset(request: Request, name: str) -> Response:
-    """A module or the style sheet; any other path leads to the page that it names. Raises NotFound."""
-    if not name.endswith(tuple(TYPES)):
+    """A module or the style sheet; any other path leads browsers to the page that it names. Raises NotFound."""
+    if _is_browser(request) and not name.endswith(tuple(TYPES)):
         return RedirectResponse(f"/console#/{name}")
     return _answer(request, name)
+
+
+def _is_browser(request: Request) -> bool:
+    return "text/html" in request.headers.get("accept", "")
 
 
 def _answer(request: Request, name: str) -> Response:
