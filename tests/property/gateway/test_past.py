@@ -23,7 +23,7 @@ from penstock.gateway.view.request_records import origin_of
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import default_codec
-from penstock.schemas.records import Record
+from penstock.schemas.records import Origin, Record
 from penstock.schemas.topics import TP
 
 TPS: tuple[TP, ...] = (CONTROL, HIGH, REQUESTS, RESULTS, STATUSES)
@@ -242,3 +242,14 @@ def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> N
         assert view.is_settled(waits)
         assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 1, "low": 0}
         assert view.census.live("medium") == 2
+
+
+def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places(tmp_path: Path) -> None:
+    log = Log()
+    log.put(REQUESTS, request("r0"))
+    elsewhere = Origin(topic=REQUESTS[0], partition=0, offset=1_000_000, append_time_ms=NOW_MS)
+    log.put(RESULTS, outcome("r0", "ab", origin=elsewhere))
+    with ViewGateway(tmp_path / "view.sqlite") as young:
+        readers = Readers(young.view, log, 2, 2)
+        readers.end_past(random.Random(1))
+        assert young.entry(("default", "r0")).status_name == "completed"

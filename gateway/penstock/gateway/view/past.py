@@ -98,7 +98,9 @@ class Past:
 
     def leaves_out(self, origin: Origin, message: RawMessage) -> bool:
         """Whether a record about a request with this origin is for the other reader to fold."""
-        if self.has(origin) == self.folding:
+        # What stood there before can only be about the past, also where topics were copied and origins are of others.
+        is_past = message.offset < self.ends.get((message.topic, message.partition), 0) or self.has(origin)
+        if is_past == self.folding:
             return False
         self.leave(message)
         return True
