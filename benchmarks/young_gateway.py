@@ -1,4 +1,4 @@
-"""A gateway with an empty disk beside many ended requests: its first chat, its history whole, and what that costs chats.
+"""A gateway with an empty disk beside many ended requests: its first chat, its history whole, and what chats pay.
 
     make bench BENCHMARKS=young_gateway ARGS="--requests 300000"
 

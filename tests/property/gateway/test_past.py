@@ -253,3 +253,21 @@ def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places
         readers = Readers(young.view, log, 2, 2)
         readers.end_past(random.Random(1))
         assert young.entry(("default", "r0")).status_name == "completed"
+
+
+def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once_all_is_read(tmp_path: Path) -> None:
+    log = Log()
+    for number, kind in ((0, "waits"), (3, "ends"), (6, "runs")):
+        for _ in life(log, number, kind):
+            pass
+    count = len(log.written)
+    with ViewGateway(tmp_path / "view.sqlite", held_live=0) as young:
+        readers = Readers(young.view, log, count, count)
+        client = young.hub.connect(lambda: None)
+        young.hub.subscribe(client, ("conversation", "default", "c0"))
+        while any(readers.read_past(tp) for tp in TPS):
+            pass
+        assert not client.frames
+        young.put_aside()
+        readers.end_past(random.Random(1))
+        assert sorted(frame.request_id for frame in client.frames) == ["r0", "r6"]

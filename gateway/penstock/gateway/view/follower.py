@@ -285,7 +285,8 @@ class Follower:
         written = threading.Event()
         while not self._view.flush(written):
             await asyncio.sleep(0.02)
-        await asyncio.to_thread(written.wait)
+        while not await asyncio.to_thread(written.wait, 1):
+            pass
         await asyncio.to_thread(self._store.is_whole, True)
         self._on_caught_up()
 
