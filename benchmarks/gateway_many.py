@@ -228,7 +228,7 @@ def pauses(process: subprocess.Popen[bytes], whole: System) -> dict[str, Any]:
 
 
 def until_ready(http: httpx.Client, whole: System) -> float:
-    """Wait until the gateway is ready; the seconds since it began to read."""
+    """Wait until the gateway has read all; the seconds since it began to read."""
     answered: list[float] = []
 
     def ready() -> bool:
@@ -238,7 +238,7 @@ def until_ready(http: httpx.Client, whole: System) -> float:
             return False
         if answer.status_code == 200 or "catching up" in answer.text:
             answered.append(time.monotonic())
-        return answer.status_code == 200
+        return answer.status_code == 200 and "history until" not in answer.text
 
     eventually(ready, 600, lambda: (whole.folder / "many.log").read_text()[-2_000:])
     return answered[-1] - answered[0]

@@ -92,4 +92,9 @@ def _prepare(path: Path, identity: str, made_as: CopyFormat) -> None:
             # Of another version its columns may differ too.
             connection.executescript("".join(f"DROP TABLE IF EXISTS {name};" for name in made_as.tables))
         connection.executescript(made_as.schema)
-        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))
+        identify(connection, identity)
+
+
+def identify(connection: sqlite3.Connection, identity: str) -> None:
+    """The file holds what a log of this identity says."""
+    connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (identity,))

@@ -146,6 +146,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             connections=context.connections,
             bodies=bodies,
             awaited=context.awaited,
+            read_headers=context.read_headers,
             check_reached=reach_check(context),
             metrics=context.metrics.http,
         ),

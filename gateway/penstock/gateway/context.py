@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from penstock.common.clock import now_ms
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.connections import Connections
+from penstock.gateway.edge.exchanges import RawHeaders
 from penstock.gateway.edge.shared_answers import SharedAnswers
 from penstock.gateway.edge.tickets import TicketOffice
 from penstock.gateway.limits.allowances import Allowances
@@ -22,8 +23,11 @@ from penstock.gateway.service.problem_watch import ProblemWatch
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError
+from penstock.schemas.times import rfc3339
 
 logger = logging.getLogger(__name__)
+
+HISTORY_UNTIL = b"x-history-until"
 
 
 def _log_failure(reason: str) -> None:
@@ -77,6 +81,11 @@ class GatewayContext:
         if scope != "admin" and (reason := self.connected.facts.catching_up()) is not None:
             return Overloaded(f"this gateway is {reason}; come again, at any other at once", retry_after_s=1)
         return None
+
+    def read_headers(self) -> RawHeaders:
+        """Up to when this gateway knows the history, unless it knows all of it: lists and counts hold what is known."""
+        until_ms = None if self.connected is None else self.connected.facts.history_until_ms()
+        return [] if until_ms is None else [(HISTORY_UNTIL, f"{rfc3339(until_ms)}".encode())]
 
     @property
     def service(self) -> GatewayService:

@@ -45,7 +45,9 @@ class Shared:
 
     def sweeps(self, *, per_minute: int = 60_000, every_s: float = 0.0, retention: Retention = RETENTION) -> Any:
         mine = cast(Any, self)
-        follower: Any = SimpleNamespace(readiness=lambda: SimpleNamespace(ready=self.ready, reason="catching up"))
+        follower: Any = SimpleNamespace(
+            readiness=lambda: SimpleNamespace(reason=None if self.ready else "catching up", lacks=None)
+        )
         parts = (mine, mine, mine, mine, follower, mine, TopicNames(), Threads(), retention)
         return ConversationSweeps(*parts, every_s=every_s, per_minute=per_minute, clock=lambda: NOW_MS)
 

@@ -134,7 +134,7 @@ async def test_a_pool_without_workers_counts_once_a_request_waits_there(view: Vi
 def test_callers_wait_until_the_view_has_caught_up_and_operators_do_not(scope: str | None) -> None:
     context = gateway_context()
     assert isinstance(context.awaited(scope), BrokerUnavailable)
-    facts = SimpleNamespace(catching_up=lambda: PROGRESS)
+    facts = SimpleNamespace(catching_up=lambda: PROGRESS, history_until_ms=lambda: None)
     context.connected = service_with(facts)
     refused = context.awaited(scope)
     assert isinstance(refused, Overloaded)

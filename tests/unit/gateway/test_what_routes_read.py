@@ -41,7 +41,9 @@ CONTENT = "/v1/artifacts/a/content"
 def app() -> FastAPI:
     """A gateway without parts behind its routes."""
     app = create_app(GatewaySettings())
-    context_of_app(app).connected = service_with(SimpleNamespace(catching_up=lambda: None))
+    context_of_app(app).connected = service_with(
+        SimpleNamespace(catching_up=lambda: None, history_until_ms=lambda: None)
+    )
     return app
 
 

@@ -78,8 +78,8 @@ class BatchRunner:
             await self._let_all_go()
 
     async def _look(self) -> None:
-        if self._service.facts.catching_up() is not None:
-            return
+        if self._service.facts.catching_up() is not None or self._service.facts.lacks() is not None:
+            return  # which lines are submitted already is not known
         open_ones = await asyncio.to_thread(self._keeping.open)
         known = set(open_ones)
         self._leases.keep_only(known)

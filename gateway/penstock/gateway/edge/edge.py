@@ -37,7 +37,7 @@ from penstock.gateway.edge.errors import (
     log_unexpected,
     refuse_socket,
 )
-from penstock.gateway.edge.exchanges import Answer, empty_body, unless_set
+from penstock.gateway.edge.exchanges import Answer, RawHeaders, empty_body, unless_set
 from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, Narrowed, RouteTable, Rules, Takes, rules_of
 from penstock.gateway.edge.tickets import mask_access_logs
 from penstock.gateway.http_metrics import HttpMetrics
@@ -68,6 +68,8 @@ class EdgeParts:
     connections: Connections
     bodies: BodyLimits
     awaited: Callable[[str | None], PenstockError | None] = lambda _: None
+    read_headers: Callable[[], RawHeaders] = lambda: []
+    """What answers of the scopes `read` and `admin` begin with."""
     check_reached: Callable[[Caller, str], Awaitable[None]]
     metrics: HttpMetrics
 
@@ -192,6 +194,8 @@ class Edge:
     ) -> None:
         caller = self._admitted(rules, scope, headers)
         look = scope["state"]["current_caller"]
+        if rules.scope in ("read", "admin"):
+            answer.add_at_start(self._parts.read_headers)
         if rules.scope == "read":
             answer.look_at_each_piece(look)
         if rules.scope == "submit":

@@ -31,8 +31,8 @@ async def readyz(
         Query(description="`workers`: 503 too while a model has no live worker, or requests wait for one."),
     ] = None,
 ) -> Response:
-    """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker, a dependency cannot be used, or
-    the files of workers of one pool differ.
+    """200 `ready`, or `degraded`: requests are accepted, and some wait for a worker, a dependency cannot be used, the
+    files of workers of one pool differ, or the history is not known yet: then unknown ids get 503.
 
     503 `starting`, `unavailable`: this gateway cannot serve.
     """
@@ -79,6 +79,7 @@ def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[
     if not readiness.ready:
         status, reasons = "starting" if readiness.starting else "unavailable", [readiness.reason or ""]
     else:
+        reasons += [] if readiness.lacks is None else [readiness.lacks]
         status = "degraded" if reasons else "ready"
     body = _body(
         status,

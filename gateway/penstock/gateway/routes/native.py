@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
@@ -26,7 +27,7 @@ from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.schemas.aliases import folded, naming, translate
 from penstock.schemas.cursor import decode_cursor
-from penstock.schemas.errors import Forbidden, InvalidRequest, PenstockError, UnsupportedParameter
+from penstock.schemas.errors import Forbidden, InvalidRequest, Overloaded, PenstockError, UnsupportedParameter
 from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request, resubmittable
@@ -185,7 +186,8 @@ async def get_request(
 async def get_input(request: Request, request_id: str) -> Response:
     """`request` is a body of `POST /v1/requests`. 410 when the topic holds its record no more."""
     service, tenant = service_of(request), caller_of(request).tenant
-    await service.lookups.catch_up()  # where its record stands, and whether another gateway has erased it
+    with suppress(Overloaded):  # of the history
+        await service.lookups.catch_up()  # where its record stands, and whether another gateway has erased it
     entry = await service.lookups.find(tenant, request_id)
     record = await service.records.read(entry)
     whole = await whole_request(service, record.request)

@@ -205,8 +205,9 @@ class ConversationSweeps:
 
     async def look(self, within_ms: int = 0) -> Look:
         """What is due now, or is so within a time if nobody touches it. Raises BrokerUnavailable."""
-        if not (ready := self._follower.readiness()).ready:
-            raise BrokerUnavailable(f"open requests are not known: the gateway is {ready.reason}", retry_after_s=1)
+        ready = self._follower.readiness()
+        if (reason := ready.reason or ready.lacks) is not None:
+            raise BrokerUnavailable(f"open requests are not known: {reason}", retry_after_s=1)
         records = await self._threads.conversations.run(self._topics.times_of, self._has_retention)
         until_ms = self._clock() + within_ms
         asked = {key: time_ms for key, time_ms in records.items() if self._may_expire(key[0], time_ms, until_ms)}

@@ -62,8 +62,8 @@ class EndingLost:
 
     async def look(self) -> int:
         """Ask for the end of what is lost; of how many. Raises BrokerUnavailable."""
-        if not self._follower.readiness().ready:
-            return 0
+        if not (ready := self._follower.readiness()).ready or ready.lacks is not None:
+            return 0  # an outcome may be among what is still unread
         found = await self._overdue()
         if not found:
             return 0

@@ -77,6 +77,8 @@ class Facts:
         home = _ANYWHERE
         if request.conversation_id is not None:
             home = self._view.pool_of_conversation(request.tenant, request.conversation_id, _ANYWHERE)
+            if home is _ANYWHERE and self._view.past is not None and any(one.pool is not None for one in self.models()):
+                self._follower.check_whole()  # a turn of it may wait in any pool
         if home is _ANYWHERE:
             if request.pool is not None or request.model is None:
                 return request
@@ -89,6 +91,13 @@ class Facts:
 
     def catching_up(self) -> str | None:
         return self._follower.catching_up()
+
+    def lacks(self) -> str | None:
+        return self._follower.lacks()
+
+    def history_until_ms(self) -> int | None:
+        """Up to when this gateway knows the history; None once it knows all."""
+        return None if self._view.past is None else self._view.past.until_ms
 
     def readiness(self) -> Readiness:
         return self._follower.readiness()
@@ -176,6 +185,7 @@ class Facts:
             judged_ms=judged_ms,
             liveness=self.liveness(),
             behind=None if readiness.ready else readiness.reason,
+            lacks=readiness.lacks,
             workers=[one for one in self._view.fleet.workers.values() if one.state != STOPPED],
             late_ms=self.worker_late_ms,
             gateways=self._view.gateways.known(judged_ms),

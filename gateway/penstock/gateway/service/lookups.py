@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +65,12 @@ class Lookups:
         self._hub = hub
 
     async def catch_up(self) -> None:
-        """Wait until the view holds all that stood in the log at this call. Raises BrokerUnavailable."""
+        """As `Follower.catch_up`."""
         await self._follower.catch_up()
+
+    def check_whole(self) -> None:
+        """As `Follower.check_whole`."""
+        self._follower.check_whole()
 
     def peek(self, tenant: str, request_id: str) -> Entry | None:
         """The request as far as the view has read, or a copy that hears no news."""
@@ -74,19 +79,22 @@ class Lookups:
     async def find(self, tenant: str, request_id: str) -> Entry:
         """Raises NotFound for unknown and foreign alike (after catching up), Gone for one that any gateway has erased.
 
-        Raises Overloaded for one that has not ended here while the view cannot be written: it may have ended long ago.
+        Raises Overloaded for one that has not ended here while the view cannot be written, or lacks its history: it may
+        have ended long ago; and for an unknown one while the history is not known.
         """
         key: Key = (tenant, request_id)
         entry = self._view.find(key)
         if entry is None or not (entry.content or entry.origin):
             try:
                 await self._follower.catch_up()
-            except BrokerUnavailable:
-                if entry is None:
+            except (BrokerUnavailable, Overloaded):
+                if entry is None and self._view.find(key) is None:
                     raise
             entry = self._view.find(key)
         if entry is None:
             raise NotFound("there is no such request")
+        if not self._view.is_settled(entry):
+            self._follower.check_whole()
         if entry.done:  # another gateway may have erased it
             await self._follower.read_commands()
             entry = self._view.find(key) or entry
@@ -99,9 +107,10 @@ class Lookups:
     async def tenant_of(self, request_id: str, own: str) -> str:
         """Whose request it is, for operators alone; `own` for an unknown one.
 
-        Raises InvalidRequest when several tenants have one of this id, BrokerUnavailable.
+        Raises InvalidRequest when several tenants have one of this id, as far as is known; BrokerUnavailable.
         """
-        await self._follower.catch_up()
+        with suppress(Overloaded):
+            await self._follower.catch_up()
         live: list[str] = []
         erased: list[str] = []
         for count, tenant in enumerate(dict.fromkeys((own, *self._view.tenants.known())), start=1):
@@ -174,7 +183,7 @@ class Lookups:
         if entries is None:
             raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
         newest = [self._view.in_memory(entry.key) or entry for entry in entries]
-        shown = [entry for entry in newest if not entry.erased]
+        shown = [entry for entry in newest if not entry.erased and self._view.is_settled(entry)]
         return await self._outcomes.all_whole(shown, PAGE_S)
 
     def changes_cursor(self) -> str:
@@ -201,6 +210,8 @@ class Lookups:
             if reached != ALL and (entry is None or entry.erased):
                 return None  # nobody knows any more whose it was
             if entry is not None and not reached.matches(entry):
+                continue
+            if entry is not None and not self._view.is_settled(entry):
                 continue
             if entry is None or entry.erased or not where.matches(entry):
                 found.left.append(key)

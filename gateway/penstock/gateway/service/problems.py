@@ -92,6 +92,8 @@ class Seen:
     liveness: Liveness
     behind: str | None = None
     """Why this gateway does not show the newest records; None if it does."""
+    lacks: str | None = None
+    """What of the history it does not know yet; None if it knows all."""
     unwritten: str | None = None
     """The same, if it cannot write its view."""
     workers: Sequence[WorkerState] = ()
@@ -221,10 +223,11 @@ def problems(seen: Seen) -> list[Found]:
 
 def summary(seen: Seen, found: Sequence[Found]) -> str:
     """One sentence: that all is well, with the figures that show it, or how many problems there are."""
+    lacks = "" if seen.lacks is None else f"; {seen.lacks}"
     if found:
-        return "1 problem" if len(found) == 1 else f"{len(found)} problems"
+        return ("1 problem" if len(found) == 1 else f"{len(found)} problems") + lacks
     waits = f"nothing waits longer than {seen.oldest_s:.1f} s" if seen.waiting else "nothing waits"
-    return f"All well: {seen.ended_per_s:.1f} requests/s, {waits}"
+    return f"All well: {seen.ended_per_s:.1f} requests/s, {waits}{lacks}"
 
 
 def _requests(count: int) -> str:

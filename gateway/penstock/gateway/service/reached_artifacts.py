@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 
 from penstock.common.artifacts import Artifact, ArtifactStore
 from penstock.common.artifacts.digests import missing
 from penstock.gateway.limits.callers import Caller, Grant
 from penstock.gateway.service.lookups import PEEKED_AT_ONCE
 from penstock.gateway.service.service import GatewayService
-from penstock.schemas.errors import NotFound
+from penstock.schemas.errors import NotFound, Overloaded
 
 
 async def check_artifact(service: GatewayService, caller: Caller, artifact_id: str) -> None:
@@ -36,13 +37,15 @@ async def check_artifact(service: GatewayService, caller: Caller, artifact_id: s
 
 
 async def _reaches_any(service: GatewayService, caller: Caller, request_ids: Iterable[str]) -> bool:
-    await service.lookups.catch_up()
+    with suppress(Overloaded):
+        await service.lookups.catch_up()
     for number, request_id in enumerate(request_ids, start=1):
         entry = service.lookups.peek(caller.tenant, request_id)
         if entry is not None and not entry.erased and caller.reaches(entry):
             return True
         if number % PEEKED_AT_ONCE == 0:
             await asyncio.sleep(0)  # others have their turn on the loop
+    service.lookups.check_whole()
     return False
 
 

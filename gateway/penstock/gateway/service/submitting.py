@@ -176,9 +176,11 @@ class Submitter:
         return await self._submit_new(checked, traceparent, on_id, keep)
 
     async def has_key(self, tenant: str, idempotency_key: str) -> bool:
-        """Whether a request with this key stands on its topic. Raises BrokerUnavailable."""
-        await self._follower.catch_up()
-        return self._view.find((tenant, idempotent_request_id(tenant, idempotency_key))) is not None
+        """Whether a request with this key stands on its topic. Raises as `Follower.catch_up`."""
+        key = (tenant, idempotent_request_id(tenant, idempotency_key))
+        if self._view.find(key) is None:
+            await self._follower.catch_up()
+        return self._view.find(key) is not None
 
     async def submit_parts(
         self,
@@ -328,8 +330,10 @@ class Submitter:
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._same_key[request_id] = future
         try:
-            await self._follower.catch_up()
             content = self._content_known(request)
+            if content is None:
+                await self._follower.catch_up()
+                content = self._content_known(request)
             if content is None:
                 content = await self._produce(checked, traceparent, keep, claims=claims)
             future.set_result(content_hash(request) if content is None else content)

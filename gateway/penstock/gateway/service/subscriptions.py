@@ -288,7 +288,12 @@ class Subscriptions:
             if request_id not in untold:
                 continue
             entry = self._view.find((tenant, request_id))
-            if entry is None or entry.erased or subjects.isdisjoint(entry.subjects):
+            if (
+                entry is None
+                or entry.erased
+                or subjects.isdisjoint(entry.subjects)
+                or not self._view.is_settled(entry)  # if it has not ended, it is told of once the history is known
+            ):
                 del untold[request_id]
             elif self._view.streams.follow(entry):
                 del untold[entry.request_id]

@@ -144,7 +144,7 @@ class Census:
 
     def count(self, entry: Entry) -> None:
         """The entry is live, and may be new or have changed."""
-        self._list(entry)
+        self.enlist(entry)
         now = (counted_as(entry), entry.accepted_ms)
         before = entry.counted
         if now == before:
@@ -211,9 +211,10 @@ class Census:
     def recall(self, entry: Entry) -> None:
         """The entry of one that is counted is in memory again."""
         entry.counted = (counted_as(entry), entry.accepted_ms)
-        self._list(entry)
+        self.enlist(entry)
 
-    def _list(self, entry: Entry) -> None:
+    def enlist(self, entry: Entry) -> None:
+        """The entry of one that is counted is in memory: its conversation has it."""
         if entry.conversation_id is not None and not entry.listed:
             self._by_conversation.setdefault((entry.tenant, entry.conversation_id), {})[entry.request_id] = entry
             entry.listed = True

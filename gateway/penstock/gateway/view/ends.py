@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 from penstock.common import admin
 from penstock.common.kafka_errors import unavailable
 from penstock.common.reader import STANDSTILL_S, empty_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
-from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, NotFound
 from penstock.schemas.topics import TP
 
@@ -22,10 +22,16 @@ LOOK_S = 2.0
 """So often it is asked whether a partition that does not move has anything to read at all."""
 
 
+class Followed(Protocol):
+    """What reads partitions, as a view does."""
+
+    def offsets(self) -> dict[TP, int]: ...
+
+
 class Ends:
     """On the event loop. `wake` is to be called when the view has moved."""
 
-    def __init__(self, settings: KafkaSettings, view: View, threads: Threads) -> None:
+    def __init__(self, settings: KafkaSettings, view: Followed, threads: Threads) -> None:
         self._settings = settings
         self._view = view
         self._threads = threads

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.common import admin
 from penstock.common.clock import now_ms
-from penstock.common.reader import BatchQueue, PartitionReader, RawMessage
+from penstock.common.reader import BatchQueue, PartitionReader
 from penstock.common.settings import KafkaSettings
 from penstock.common.tasks import end_all
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.history import KEPT_MINUTES, MINUTE_MS
-from penstock.gateway.view.ordered_reading import OrderedReading
+from penstock.gateway.view.ordered_reading import CROWDED, OrderedReading
+from penstock.gateway.view.past import Past, records_between
+from penstock.gateway.view.past_reader import PastReader
 from penstock.gateway.view.piece_reader import PieceReader
-from penstock.gateway.view.pieces import FOLDED_AT_ONCE, folds
+from penstock.gateway.view.pieces import FOLDED_AT_ONCE, Folding, folds
 from penstock.gateway.view.progress import Progress
 from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.shared_calls import SharedCalls
@@ -28,22 +31,24 @@ from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
 from penstock.gateway.view.topics_read import ListConversations, MissingTopics, always_read, where_to_begin
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import BrokerUnavailable, Forbidden, NotFound, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, NotFound, Overloaded, PenstockError
 
 logger = logging.getLogger(__name__)
 
 FLUSH_S, CATCHING_UP_FLUSH_S = 0.2, 2.0
 LOG_PROGRESS_S = 10.0
-CROWDED = 50_000
-"""While so many requests are live and outcomes are behind, a view that catches up reads outcomes alone."""
+READ_FIRST = 10_000
+"""So many records are read before anybody is served: that takes a second or two. More are read while
+the view serves."""
 FOLDED_WITH_LOOKS = 25
 """Records that are folded at once while each may need a look into the view's file."""
 PUT_ASIDE = 200
 """Live requests that are looked at in one go, whether they may be left to the file: that takes 0.2 ms."""
 CATCH_UP_S = 2.0
-REGISTRY_RETRY_S = 0.1
 LOOK_AGAIN_S = 2.0
 """So long after a lookup of the topics that failed the next one begins."""
+LEFT_S = (1.0, 30.0)
+"""So soon, and so late, a client is asked to come again while the history is read."""
 ASK_AGAIN_S = 5.0
 """After so long a broker that did not answer is asked for the end of the commands again."""
 
@@ -56,6 +61,8 @@ class Readiness:
     reason: str | None = None
     starting: bool = False
     """It was never ready yet."""
+    lacks: str | None = None
+    """What of the history is not known yet, though this gateway serves."""
 
 
 class Follower:
@@ -101,8 +108,11 @@ class Follower:
         self._caught_up = False
         self._lookup_failure: str | None = None
         """Why the last lookup of the topics failed."""
-        self._registry_failure: str | None = None
-        """Why the batch that is due cannot be decoded yet."""
+        self._folding = Folding(view.apply, view.offsets)
+        self._first: Mapping[TP, int] = {}
+        """Up to where models, reports and claims are read before anybody is served."""
+        self._past: PastReader | None = None
+        """There while the history is read."""
         self._failed: str | None = None
         self._catching = SharedCalls(lambda: self._catch_up(CATCH_UP_S))
         self._reading_commands = SharedCalls(self._read_commands)
@@ -119,10 +129,12 @@ class Follower:
         begin = await self._threads.metadata.run(
             where_to_begin, self._settings, topics, self._store.offsets(), since_ms
         )
-        reports = (self._settings.names.worker, 0)
-        asked = [*self._ends.told_of_requests(begin), reports]
-        ends = await self._threads.metadata.run(admin.end_offsets, self._settings, asked)
-        self._view.reports.begin(ends.pop(reports))
+        ends = await self._ends_of(begin)
+        told = self._ends.told_of_requests(begin)
+        self._first = {tp: ends.pop(tp) for tp in begin.keys() - told}
+        self._view.reports.begin(self._first[self._settings.names.worker, 0])
+        if records_between(begin, ends) > READ_FIRST:
+            begin = await self._leave_the_past(begin, ends, since_ms)
         self._selection = Selection(
             self._settings.names,
             frozenset(always_read(self._settings.names)),
@@ -154,6 +166,25 @@ class Follower:
             )
         ]
 
+    async def _ends_of(self, begin: Mapping[TP, int]) -> dict[TP, int]:
+        """The ends of these partitions. Those of requests are asked for last, see `Past`."""
+        ends: dict[TP, int] = {}
+        for of_requests in (False, True):
+            some = [tp for tp in begin if self._settings.names.is_request_topic(tp[0]) is of_requests]
+            ends |= await self._threads.metadata.run(admin.end_offsets, self._settings, some)
+        return ends
+
+    async def _leave_the_past(self, begin: Mapping[TP, int], ends: Mapping[TP, int], since_ms: int) -> dict[TP, int]:
+        """Follow from these ends on, and read what lies before them while this view serves. From where to follow."""
+        names = self._settings.names
+        told = {tp: end for tp, end in ends.items() if tp[0] != names.conversation_facts}
+        past = Past(begin, told, since_ms, now_ms())
+        await asyncio.to_thread(self._store.is_whole, False)
+        self._view.begin_past(past)
+        self._past = PastReader(self._settings, self._view, self._store, self._threads, begin, past)
+        # Commands are few, and what was erased must be known to be so at once.
+        return {**begin, **{tp: end for tp, end in past.ends.items() if tp[0] != names.control}}
+
     async def _guard(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
@@ -170,7 +201,8 @@ class Follower:
         while True:
             batch = await self._queue.get()
             for piece in folds(batch, FOLDED_WITH_LOOKS if self._view.known.some_aside else FOLDED_AT_ONCE):
-                await self._fold(piece)
+                await self._folding.fold(piece)
+                self._ends.wake()
                 if self._view.known.unwritten.is_due:
                     self._view.flush()
                 while self._view.known.unwritten.is_full and not self._view.flush():
@@ -178,23 +210,6 @@ class Follower:
                 self._view.put_aside(PUT_ASIDE)
                 # Batches that wait already would come without a pause, and readers' queues would run over.
                 await asyncio.sleep(0)
-
-    async def _fold(self, batch: Sequence[RawMessage]) -> None:
-        while True:
-            try:
-                self._view.apply(batch)
-            except RegistryUnavailable as error:
-                if self._registry_failure is None:
-                    logger.warning("follower.waits_for_registry error=%s", error)
-                self._registry_failure = str(error)
-                offsets = self._view.offsets()
-                batch = [m for m in batch if m.offset >= offsets.get((m.topic, m.partition), 0)]
-                await asyncio.sleep(REGISTRY_RETRY_S)
-            else:
-                self._registry_failure = None
-                return
-            finally:
-                self._ends.wake()
 
     async def _flush_forever(self) -> None:
         log_at_s = time.monotonic() + LOG_PROGRESS_S
@@ -205,8 +220,9 @@ class Follower:
                 log_at_s = time.monotonic() + LOG_PROGRESS_S
             self._view.flush()
             self._view.put_aside(PUT_ASIDE)
-            if self._reader is not None and self._reader.failure is not None:
-                self._fail(f"reading the topics failed: {self._reader.failure}")
+            for reader in (self._reader, self._past):
+                if reader is not None and reader.failure is not None:
+                    self._fail(f"reading the topics failed: {reader.failure}")
 
     async def _rediscover_forever(self) -> None:
         """New pools' topics, the view's age, and whether reading moves."""
@@ -247,6 +263,7 @@ class Follower:
         while not self._caught_up:
             try:
                 await self._catch_up(120)
+                await self._ends.reach(self._first, 120)
                 # One large batch more, copied before anybody is served.
                 while not self._view.flush() and self._store.failure is None:
                     await asyncio.sleep(0.02)
@@ -255,10 +272,23 @@ class Follower:
                 if self._reading is not None:
                     self._reading.finish()
                 self._on_caught_up()
+                if self._past is not None:
+                    self._tasks.append(self._loop.create_task(self._guard("history", self._read_past(self._past))))
                 logger.info("follower.caught_up live=%d", self._view.live_count)
             except PenstockError as error:
                 logger.warning("follower.not_caught_up error=%s", error.code)
                 await asyncio.sleep(1)
+
+    async def _read_past(self, past: PastReader) -> None:
+        await past.run()
+        self._past = None
+        written = threading.Event()
+        while not self._view.flush(written):
+            await asyncio.sleep(0.02)
+        while not await asyncio.to_thread(written.wait, 1):
+            pass
+        await asyncio.to_thread(self._store.is_whole, True)
+        self._on_caught_up()
 
     async def stop(self) -> None:
         """Stop reading, write what is folded."""
@@ -316,7 +346,7 @@ class Follower:
         """That this view has not seen all that stood in the topics at its start; None once it has."""
         if self._caught_up:
             return None
-        waits = "" if self._registry_failure is None else f"; {self._registry_failure}"
+        waits = "" if self._folding.waits_for is None else f"; {self._folding.waits_for}"
         progress = self._progress.text(self._view.offsets(), time.monotonic())
         return f"catching up with the topics{progress and f': {progress}'}{waits}"
 
@@ -332,17 +362,30 @@ class Follower:
         if self._lookup_failure is not None:
             return Readiness(False, self._lookup_failure)
         if self._ends.stands_still:
-            if self._registry_failure is not None:
-                return Readiness(False, self._registry_failure)
-            return Readiness(False, "behind the topics and not moving")
-        return Readiness(True)
+            return Readiness(False, self._folding.waits_for or "behind the topics and not moving")
+        return Readiness(True, lacks=self.lacks())
+
+    def lacks(self) -> str | None:
+        """What of the history is not known yet; None once all is."""
+        return None if self._past is None else self._past.text()
+
+    def check_whole(self) -> None:
+        """Raises Overloaded while the history is not known: then nobody can say here what there is not."""
+        if self._past is not None:
+            left_s = self._past.left_s() or LEFT_S[0]
+            raise Overloaded(
+                f"this gateway does not know it, and has not read all of its log ({self._past.text()}); come again, at"
+                " any other at once",
+                retry_after_s=min(max(left_s, LEFT_S[0]), LEFT_S[1]),
+            )
 
     async def catch_up(self) -> None:
-        """Wait (2 s at most) until the view holds all that stood in the log at this call. Raises BrokerUnavailable.
+        """Wait (2 s at most) until the view holds all that stood in the log at this call.
 
-        Callers share the looks at the ends.
+        Callers share the looks at the ends. Raises BrokerUnavailable, and as `check_whole`.
         """
         await self._catching()
+        self.check_whole()
 
     async def read_commands(self) -> None:
         """Wait (2 s at most) until the view holds every command that stood in the log at this call.

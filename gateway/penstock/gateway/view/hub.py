@@ -166,5 +166,10 @@ class Hub:
         for client in tuple(self._connected):
             self.drop(client, reason)
 
+    def conversations(self) -> list[tuple[str, str]]:
+        """Those that somebody follows, each as (tenant, id)."""
+        named = (subject for subject in self._clients if isinstance(subject, tuple))
+        return [(str(tenant), str(name)) for kind, tenant, name in named if kind == "conversation"]
+
     def subjects(self) -> int:
         return len(self._clients)

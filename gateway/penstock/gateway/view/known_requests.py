@@ -15,6 +15,7 @@ from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.history import History
+from penstock.gateway.view.past import Past, PastCounts
 from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
 from penstock.gateway.view.store import FIRST_TURN, TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
@@ -44,6 +45,7 @@ class KnownRequests:
         self.history = History(store.minutes())
         self.catching_up = False
         """What is read now is old."""
+        self.past: Past | None = None
         for tenant, counted, accepted_ms, count in store.live_counts():
             self.census.add(tenant, counted, accepted_ms, count)
             self.tenants.began(tenant, count)
@@ -69,7 +71,7 @@ class KnownRequests:
         if entry is None and (entry := self._in_file(key)) is not None and not entry.closed:
             self._live[key] = entry
             self._aside -= 1
-            self.census.recall(entry)
+            self._counts(entry).recall(entry)
         return entry
 
     def peek(self, key: Key) -> Entry | None:
@@ -77,7 +79,10 @@ class KnownRequests:
         return self.in_memory(key) or self._in_file(key)
 
     def _in_file(self, key: Key) -> Entry | None:
-        return None if key in self._going else self._store.get(key)
+        entry = None if key in self._going else self._store.get(key)
+        if entry is not None and self.past is not None:
+            entry.of_past = self.past.has_entry(entry)
+        return entry
 
     def in_memory(self, key: Key) -> Entry | None:
         """The entry, if it had news lately, ended lately, or is not written yet."""
@@ -130,8 +135,10 @@ class KnownRequests:
     def begin(self, key: Key, partitions: int, partition: int = NOT_KNOWN) -> Entry:
         """A request that is new; its results are on `partition` of so many, if that is known."""
         self._going.discard(key)
+        self._recent.forget(key)
         made = self._live[key] = Entry(key[0], key[1], partition, partitions)
-        self.tenants.began(made.tenant)
+        made.of_past = self.past is not None and self.past.folding
+        self._outstanding(made, 1)
         return made
 
     def touch(self, entry: Entry, now_ms: int) -> None:
@@ -145,16 +152,17 @@ class KnownRequests:
             key = entry.key
             if (live := self._live.pop(key, None)) is not None:
                 self._live[key] = live
-            self.census.count(entry)
+            self._counts(entry).count(entry)
 
     def end(self, entry: Entry) -> None:
         """Nothing will happen to it any more."""
         live = self._live.pop(entry.key, None)
         if live is not None:
-            self.census.forget(live)
-            self.tenants.ended(live.tenant)
+            self._counts(live).forget(live)
+            self._outstanding(live, -1)
         # Nobody waits for old outcomes, but for one that was read before its request that is soon asked for.
-        if not self.catching_up or not entry.content:
+        is_old = self.catching_up or (self.past is not None and self.past.folding)
+        if not is_old or not entry.content or entry.blanked:
             self._recent.add(entry)
 
     def keep(self, entry: Entry) -> None:
@@ -174,10 +182,56 @@ class KnownRequests:
             del self._live[key]
             stays = (entry.tenant, entry.conversation_id) in self._staying or is_followed(entry)
             if entry.waits and entry.counted is not None and not stays:
-                self.census.put_aside(entry)
+                self._counts(entry).put_aside(entry)
                 self._aside += 1
             else:
                 self._live[key] = entry
+
+    # -- the past
+
+    def begin_past(self, past: Past) -> None:
+        """What is known is of the past. It counts for nothing until `end_past`."""
+        self.past, self.census = past, Census()
+        for tenant, counted, accepted_ms, count in self._store.live_counts():
+            past.counts.add(tenant, counted, accepted_ms, count)
+            past.counts.outstanding[tenant] += count
+            self.tenants.began(tenant, -count)
+
+    def is_of_past(self, entry: Entry) -> None:
+        """Another record with its id stood in the log before."""
+        if self.past is None or entry.of_past:
+            return
+        if self._live.get(entry.key) is entry:
+            self.census.forget(entry)
+            self._outstanding(entry, -1)
+            entry.of_past = True
+            self._outstanding(entry, 1)
+            self.past.counts.count(entry)
+        entry.of_past = True
+
+    def recall_turns(self, tenant: str, conversation_id: str) -> None:
+        """Have live requests of a conversation in memory; not all of very many."""
+        for turn in self._store.live_turns(tenant, conversation_id, FIRST_TURN, NEVER_MS, MOST_TURNS):
+            self.find((tenant, turn.request_id))
+
+    def end_past(self) -> None:
+        """All of it was read: it counts as anything else."""
+        assert self.past is not None
+        past, self.past = self.past, None
+        past.counts.move_to(self.census, self.tenants)
+        for entry in self._live.values():
+            if entry.of_past:
+                entry.of_past = False
+                self.census.enlist(entry)
+
+    def _counts(self, entry: Entry) -> Census | PastCounts:
+        return self.past.counts if self.past is not None and entry.of_past else self.census
+
+    def _outstanding(self, entry: Entry, more: int) -> None:
+        if self.past is not None and entry.of_past:
+            self.past.counts.outstanding[entry.tenant] += more
+        else:
+            self.tenants.began(entry.tenant, more)
 
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """As `Unwritten.hand_over`."""
@@ -197,14 +251,15 @@ class KnownRequests:
                 continue
             if entry is None:
                 self._aside -= 1
-                self.census.recall(copy)
+                copy.of_past = self.past is not None and self.past.has_entry(copy)
+                self._counts(copy).recall(copy)
                 entry = copy
             elif key in self._live and entry.updated_ms < before_ms and self.unwritten.get(key) is None:
                 del self._live[key]
             else:
                 continue  # there is news of it, or what it is now is on its way to the file
-            self.census.forget(entry)
-            self.tenants.ended(entry.tenant)
+            self._counts(entry).forget(entry)
+            self._outstanding(entry, -1)
             self._going.add(key)
             forgotten.append(entry)
         return forgotten

@@ -11,6 +11,8 @@ from penstock.gateway.view.time_order import TimeOrder
 from penstock.schemas.topics import TP
 
 DELIVERED_AT_ONCE = 500
+CROWDED = 50_000
+"""While so many requests are live and outcomes are behind, a view that catches up reads outcomes alone."""
 
 
 class OrderedReading:

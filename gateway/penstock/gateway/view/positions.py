@@ -39,6 +39,10 @@ class Positions:
         """The offsets that changed since `settled`."""
         return {tp: self.offsets[tp] for tp in self._moved if tp in self.offsets}
 
+    def all_moved(self) -> None:
+        """All offsets are to be written, also of partitions in which nothing was folded."""
+        self._moved.update(self.offsets)
+
     def settled(self) -> None:
         """What `moved` gave is on its way to the file."""
         self._moved.clear()

@@ -25,14 +25,21 @@ class Progress:
         ranges = [(self.begin.get(tp, 0), min(offsets.get(tp, 0), end), end) for tp, end in self.goal.items()]
         return sum(at - first for first, at, _ in ranges), sum(end - first for first, _, end in ranges)
 
+    def left_s(self, offsets: Mapping[TP, int], now_s: float) -> float | None:
+        """How long the rest takes at the rate so far; None while that is not known."""
+        done, whole = self.records(offsets)
+        took_s = now_s - self.began_s
+        return None if done <= 0 or took_s < ENOUGH_S else took_s * (whole - done) / done
+
     def text(self, offsets: Mapping[TP, int], now_s: float) -> str:
         """For people; empty while there is nothing to say. The rest is taken to be read at the rate so far."""
         done, whole = self.records(offsets)
         if whole <= 0:
             return ""
-        text, took_s = f"{done:,} of {whole:,} records", now_s - self.began_s
-        if done <= 0 or took_s < ENOUGH_S:
-            return text
-        left_s = took_s * (whole - done) / done
-        left = f"{left_s:.0f} s" if left_s < MINUTES_FROM_S else f"{left_s / 60:.0f} min"
-        return f"{text}, about {left} left"
+        text, left_s = f"{done:,} of {whole:,} records", self.left_s(offsets, now_s)
+        return text if left_s is None else f"{text}, about {duration_text(left_s)} left"
+
+
+def duration_text(duration_s: float) -> str:
+    """For people."""
+    return f"{duration_s:.0f} s" if duration_s < MINUTES_FROM_S else f"{duration_s / 60:.0f} min"

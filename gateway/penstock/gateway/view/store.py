@@ -89,7 +89,7 @@ class Store:
 
     def __init__(self, path: Path, cluster: str, known: KeyFilter | None = None) -> None:
         """`known` is empty; by default it has the usual size."""
-        self._path = path
+        self._path, self._cluster = path, cluster
         view_file.open_or_start_anew(path, cluster)
         # Pages are read on threads; a look-up on the event loop must not wait for one.
         self._reader = self._connect()
@@ -119,6 +119,11 @@ class Store:
     def is_behind(self) -> bool:
         """Whether enough batches wait: the caller keeps what it has, and reads no further."""
         return self._queue.qsize() >= MAX_WAITING
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch waits behind the one that is being written."""
+        return self._queue.qsize() > 1
 
     def submit(self, batch: Batch) -> None:
         """Hand a batch to the writer."""
@@ -170,6 +175,11 @@ class Store:
         self._to_wipe = self._to_wipe or bool(gone)
         if self._to_wipe:
             self._to_wipe = not log_copies.wiped(connection)
+
+    def is_whole(self, whole: bool) -> None:
+        """Say whether the file holds all up to its offsets; if not, the next process starts it anew. For a thread."""
+        with closing(self._connect()) as connection:
+            view_file.identify(connection, self._cluster if whole else None)
 
     def prune(self, before_ms: int) -> bool:
         """Delete some rows of what has ended that were not touched since; whether there may be more.

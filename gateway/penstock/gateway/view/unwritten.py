@@ -107,6 +107,10 @@ class Recent:
         held = self._entries.get(key)
         return None if held is None else held[0]
 
+    def forget(self, key: Key) -> None:
+        if (held := self._entries.pop(key, None)) is not None:
+            self.size_bytes -= held[1]
+
     def add(self, entry: Entry) -> None:
         _, counted = self._entries.pop(entry.key, (entry, 0))
         self._entries[entry.key] = (entry, entry.kept_bytes)

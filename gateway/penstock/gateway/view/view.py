@@ -15,6 +15,7 @@ from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.view.census import Census
 from penstock.gateway.view.changes import Changes
 from penstock.gateway.view.claims import Claims
 from penstock.gateway.view.conversation_pools import ConversationPools
@@ -25,6 +26,7 @@ from penstock.gateway.view.history_series import MOST_DEVICES, Window, device_se
 from penstock.gateway.view.hub import Hub, items_subject
 from penstock.gateway.view.known_requests import KnownRequests
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
+from penstock.gateway.view.past import Past
 from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, lean_decoder, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
@@ -110,8 +112,10 @@ class View:
         self.claims = Claims()
         self._now_ms = now_ms()
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
-        self.census = self.known.census
         self.changes = Changes()
+        self.past: Past | None = None
+        self._nobody = Hub()
+        """In place of the hub while the past is folded: nobody follows that."""
         self._positions = Positions()
         self._early_priorities: dict[Key, int] = {}
         """Of commands that were read before their request: the topics are read side by side."""
@@ -123,6 +127,10 @@ class View:
         self._pools = ConversationPools(self.known.a_turn)
 
     # -- looking up
+
+    @property
+    def census(self) -> Census:
+        return self.known.census
 
     @property
     def live_count(self) -> int:
@@ -187,6 +195,8 @@ class View:
         """The entry, made when it is new; `partition` is that of its results, if it is known."""
         found = self.known.find(key)
         if found is not None and not found.erased_unread:
+            if self._folds_past:
+                self.known.is_of_past(found)
             return found
         made = self.known.begin(key, self._partitions, partition)
         made.erased = found is not None
@@ -218,25 +228,68 @@ class View:
         Raises RegistryUnavailable at a record whose schema is not known yet: `offsets` says how far it came.
         """
         now = self._now_ms = now_ms()
-        handlers, positions, is_old = self._handlers, self._positions, self.known.catching_up
+        positions, is_old = self._positions, self.known.catching_up
         for message in messages:
             self.census.read_ms = min(message.timestamp_ms, now) if is_old else now
             tp = (message.topic, message.partition)
-            try:
-                handler = handlers.get(message.topic)
-                if handler is not None:
-                    handler(message)
-                elif not positions.is_own(tp, message.offset):
-                    self._request(message)
-            except RegistryUnavailable:
-                raise
-            except PenstockError as error:
-                # Poison on a request topic is the workers' to dead-letter; elsewhere nobody of ours wrote it.
-                logger.debug("view.skipped topic=%s offset=%d error=%s", message.topic, message.offset, error.code)
-            except Exception:
-                # One record must not end the view of all others; at a restart it would come again.
-                logger.exception("view.failed topic=%s offset=%d", message.topic, message.offset)
+            if message.topic in self._handlers or not positions.is_own(tp, message.offset):
+                self._fold(message)
             positions.passed(tp, message.offset)
+
+    def apply_past(self, messages: Sequence[RawMessage]) -> None:
+        """As `apply`, with what the reader of the past has read. Nobody is told of it. What was folded is left out."""
+        past, hub, now = self.past, self._hub, now_ms()
+        assert past is not None
+        self._now_ms, past.folding, self._hub = now, True, self._nobody
+        try:
+            for message in messages:
+                if past.is_next(message):
+                    self.census.read_ms = min(message.timestamp_ms, now)
+                    self._fold(message)
+                    past.passed(message)
+        finally:
+            past.folding, self._hub = False, hub
+
+    def _fold(self, message: RawMessage) -> None:
+        """Raises RegistryUnavailable."""
+        try:
+            self._handlers.get(message.topic, self._request)(message)
+        except RegistryUnavailable:
+            raise
+        except PenstockError as error:
+            # Poison on a request topic is the workers' to dead-letter; elsewhere nobody of ours wrote it.
+            logger.debug("view.skipped topic=%s offset=%d error=%s", message.topic, message.offset, error.code)
+        except Exception:
+            # One record must not end the view of all others; at a restart it would come again.
+            logger.exception("view.failed topic=%s offset=%d", message.topic, message.offset)
+
+    # -- the past
+
+    @property
+    def _folds_past(self) -> bool:
+        return self.past is not None and self.past.folding
+
+    def is_settled(self, entry: Entry) -> bool:
+        """Whether what is known of the request is all: nothing that is still unread may have changed it."""
+        return self.past is None or entry.done or entry.erased or not self.past.has_entry(entry)
+
+    def begin_past(self, past: Past) -> None:
+        """From now on `apply` leaves out what tells of requests of the past, until `end_past`."""
+        self.past = past
+        self.known.begin_past(past)
+
+    def end_past(self) -> None:
+        """All of it was folded, up to where the follower is: who follows a conversation is told what of it runs."""
+        lines = set(self._hub.conversations())
+        for line in lines:
+            self.known.recall_turns(*line)
+        running = [one for one in self.known.held_live() if one.of_past and (one.tenant, one.conversation_id) in lines]
+        self.past = None
+        self.known.end_past()
+        self.changes = Changes()  # no cursor of before is good: far more has changed than it could tell
+        self._positions.all_moved()
+        for entry in running:
+            self._tell_conversation(entry, None)
 
     def _request(self, message: RawMessage) -> None:
         request = read_request(message, self.codec, self._decode_request)
@@ -250,8 +303,10 @@ class View:
                 entry.moved_to = Place(topic=message.topic, partition=message.partition, offset=message.offset)
                 self._touch(entry)
             return
-        entry = self.entry(key)
         origin = origin_of(message)
+        if self._folds_past and self.past is not None and not self.past.has(origin):
+            return
+        entry = self.entry(key)
         if not entry.erased:
             self._on_request(entry, request, origin)
             self.arrivals.count(self.census.read_ms)
@@ -299,13 +354,18 @@ class View:
         else:
             event, large = self._read_outcome(record)
             self.decoded += 1
+        if self.past is not None and self.past.leaves_out(event.origin, message):
+            return
         entry = self.entry((event.tenant, event.request_id), message.partition)
         if entry.done or (entry.erased and not self.known.is_live(entry.key)):
             return
         entry.on_partition(message.partition)
         is_other = entry.fold.origin is None and self._follow(entry, event.origin)
         before = entry.fold.place, entry.pieces_from
-        if is_piece:
+        if is_piece and self._folds_past:
+            entry.pass_over(event, message.offset)
+            step = IGNORED
+        elif is_piece:
             step = self.streams.on_piece(
                 entry, event, message.offset, lambda: self._decode_piece(record), alone=message.headers is ALONE
             )
@@ -376,6 +436,8 @@ class View:
             return  # it tells nothing new: the outcome was heard first
         event = self.codec.decode(value, StatusEvent)
         self.decoded += 1
+        if self.past is not None and self.past.leaves_out(event.origin, message):
+            return
         entry = entry or self.known.find(key) or self.known.begin(key, self._partitions)
         if entry.erased:
             return
@@ -418,8 +480,8 @@ class View:
         if command.kind in ("cancel", "end_lost"):
             self._end_asked(command, message.timestamp_ms)
         elif command.kind == "reprioritize" and command.priority is not None:
-            self._reprioritized((command.tenant, command.request_id), command.priority)
-        elif command.kind == "erase":
+            self._reprioritized((command.tenant, command.request_id), command.priority, message)
+        elif command.kind == "erase" and not self._folds_past:  # the follower has read all commands
             self._erased((command.tenant, command.request_id))
 
     def _erased(self, key: Key) -> None:
@@ -445,9 +507,14 @@ class View:
             entry.cancelled_ms = at_ms
             self._touch(entry)
 
-    def _reprioritized(self, key: Key, priority: int) -> None:
+    def _reprioritized(self, key: Key, priority: int, message: RawMessage) -> None:
         """It has this priority from now on, also if its record says another."""
         entry = self.known.of_late(key)
+        if self.past is not None and entry is not None and entry.of_past != self.past.folding:
+            self.past.leave(message)  # to who reads the commands about it in their order
+            return
+        if entry is None and self._folds_past:
+            return  # the follower has remembered it
         if entry is None:
             self._early_priorities.pop(key, None)
             self._early_priorities[key] = priority
@@ -472,7 +539,7 @@ class View:
     def _touch(self, entry: Entry, *, shown: bool = True) -> None:
         """`shown`: whether lists show what has changed. They do not show the text of streams."""
         self.known.touch(entry, self._now_ms)
-        if shown:
+        if shown and not self._folds_past:
             self.changes.note(entry.key)
 
     def offsets(self) -> dict[TP, int]:
@@ -505,3 +572,5 @@ class View:
     def forget_partitions(self, gone: Collection[TP]) -> None:
         """Partitions of topics that are there no more."""
         self._positions.forget(gone)
+        if self.past is not None:
+            self.past.forget(gone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from penstock.common import log_copies
@@ -52,9 +53,18 @@ _TABLES = ("requests", "texts", "outcomes", "conversations", "minutes", "device_
 _FORMAT = CopyFormat(what="the view", schema=_SCHEMA, tables=_TABLES)
 
 
+def identify(connection: sqlite3.Connection, cluster: str | None) -> None:
+    """The file is a whole view of this cluster. None: it is none, and is emptied when it is opened."""
+    log_copies.identify(connection, "" if cluster is None else _identity(cluster))
+
+
 def open_or_start_anew(path: Path, cluster: str) -> None:
     """Make sure that the file is there. Raises Overloaded when it cannot be opened now, OSError.
 
     A file of another cluster, prefix or version is emptied, and one of a release that knew other schemas.
     """
-    log_copies.open_or_start_anew(path, f"{VERSION}.{RELEASED} {cluster}", _FORMAT)
+    log_copies.open_or_start_anew(path, _identity(cluster), _FORMAT)
+
+
+def _identity(cluster: str) -> str:
+    return f"{VERSION}.{RELEASED} {cluster}"

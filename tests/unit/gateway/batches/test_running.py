@@ -54,7 +54,7 @@ class Site:
         self.store = ArtifactStore(folder)
         self.kept = BatchStore(self.store)
         self.began = self.now_s = 0
-        facts = SimpleNamespace(catching_up=self._begin)
+        facts = SimpleNamespace(catching_up=self._begin, lacks=lambda: None)
         self.runner = BatchRunner(gateway_context(), service_with(facts, artifacts=self.store))
 
     def _begin(self) -> None:

@@ -1,0 +1,141 @@
+"""The past of a view: requests that stood in the log before it began to follow it, until they are read. Pure.
+
+A request is of the past if its own record is. The follower of the topics folds what tells of all other requests, and
+leaves those of the past to a second reader. That one reads the log from further back, up to where the follower is. So
+the records of a request are folded in their order by one of the two, however far both are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from penstock.common.reader import RawMessage
+from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.view.census import Census, Counted, counted_as
+from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.wait_counts import AGES_MS
+from penstock.schemas.records import Origin
+from penstock.schemas.topics import TP
+
+
+class PastCounts:
+    """Live requests of the past. They count for nothing until `move_to`: most of them have ended since.
+
+    The methods about an entry are those of `Census`.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, Counted, int], list[int]] = {}
+        """When the first of them was accepted, and how many, by tenant, state and age."""
+        self.outstanding: Counter[str] = Counter()
+        """By tenant."""
+
+    def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
+        """So many more requests of a tenant, or less, are to be counted as this."""
+        # Those that wait differ by their age alone, which is told to the second.
+        key = tenant, state, accepted_ms if state.started_ms else accepted_ms // AGES_MS
+        since = self._counts.setdefault(key, [accepted_ms, 0])
+        since[:] = min(since[0], accepted_ms), since[1] + count
+        if not since[1]:
+            del self._counts[key]
+
+    def count(self, entry: Entry) -> None:
+        now = (counted_as(entry), entry.accepted_ms)
+        if now != entry.counted:
+            self.forget(entry)
+            self.add(entry.tenant, *now)
+            entry.counted = now
+
+    def forget(self, entry: Entry) -> None:
+        if entry.counted is not None:
+            self.add(entry.tenant, *entry.counted, -1)
+            entry.counted = None
+
+    def put_aside(self, entry: Entry) -> None:
+        entry.counted = None
+
+    def recall(self, entry: Entry) -> None:
+        entry.counted = (counted_as(entry), entry.accepted_ms)
+
+    def move_to(self, census: Census, tenants: Tenants) -> None:
+        """They count from now on."""
+        for (tenant, state, _), (since_ms, count) in self._counts.items():
+            census.add(tenant, state, since_ms, count)
+        for tenant, count in self.outstanding.items():
+            tenants.began(tenant, count)
+
+
+class Past:
+    """`folding` says that what is folded now comes from the reader of the past."""
+
+    def __init__(self, begin: Mapping[TP, int], ends: Mapping[TP, int], since_ms: int, began_ms: int) -> None:
+        """The past lies from `begin`, at or behind `since_ms`, to before `ends`, which were asked for at `began_ms`.
+
+        Those of request topics were asked for last: so no result of what is not of the past lies before the ends.
+        """
+        self.ends = dict(ends)
+        self.counts = PastCounts()
+        self.folding = False
+        self.until_ms = since_ms
+        """The time in the log that was reached."""
+        self._began_ms = began_ms
+        self._offsets = {tp: begin.get(tp, 0) for tp in ends}
+        self._kept: list[RawMessage] | None = None
+
+    def offsets(self) -> dict[TP, int]:
+        """The next offset of each partition that is to be folded."""
+        return self._offsets
+
+    def has(self, origin: Origin) -> bool:
+        """Whether a request with this origin is of the past."""
+        end = self.ends.get((origin.topic, origin.partition))
+        # Of a partition that was not there: both readers must judge alike, whenever they read it.
+        return origin.append_time_ms < self._began_ms if end is None else origin.offset < end
+
+    def has_entry(self, entry: Entry) -> bool:
+        return (origin := entry.first_record) is not None and self.has(origin)
+
+    def leaves_out(self, origin: Origin, message: RawMessage) -> bool:
+        """Whether a record about a request with this origin is for the other reader to fold."""
+        # What stood there before can only be about the past, also where topics were copied and origins are of others.
+        is_past = message.offset < self.ends.get((message.topic, message.partition), 0) or self.has(origin)
+        if is_past == self.folding:
+            return False
+        self.leave(message)
+        return True
+
+    def leave(self, message: RawMessage) -> None:
+        """The follower leaves a record to the reader of the past."""
+        if self._kept is not None and not self.folding:
+            self._kept.append(message)
+
+    def is_next(self, message: RawMessage) -> bool:
+        """Whether the record was not folded yet."""
+        return message.offset >= self._offsets.get((message.topic, message.partition), 0)
+
+    def passed(self, message: RawMessage) -> None:
+        """The record was folded."""
+        self._offsets[message.topic, message.partition] = message.offset + 1
+        self.until_ms = max(self.until_ms, message.timestamp_ms)
+
+    def keep_what_comes(self) -> None:
+        """What the follower leaves out from now on is kept, and folded when all before it is."""
+        self._kept = []
+
+    def take_kept(self, most: int) -> list[RawMessage]:
+        """The next of those records."""
+        kept = self._kept or []
+        taken = kept[:most]
+        del kept[:most]
+        return taken
+
+    def forget(self, gone: Collection[TP]) -> None:
+        """Partitions of topics that are there no more."""
+        for tp in gone:
+            self._offsets.pop(tp, None)
+
+
+def records_between(begin: Mapping[TP, int], ends: Mapping[TP, int]) -> int:
+    """How many records lie there at most."""
+    return sum(max(0, end - begin.get(tp, 0)) for tp, end in ends.items())

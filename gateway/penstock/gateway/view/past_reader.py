@@ -1,0 +1,126 @@
+"""Reads the past of a view from the log while the view serves, until nothing of it is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+from penstock.common.reader import BatchQueue
+from penstock.common.settings import KafkaSettings
+from penstock.gateway.threads import Threads
+from penstock.gateway.view.ends import Ends
+from penstock.gateway.view.ordered_reading import CROWDED, OrderedReading
+from penstock.gateway.view.past import Past, records_between
+from penstock.gateway.view.pieces import Folding, folds
+from penstock.gateway.view.progress import Progress, duration_text
+from penstock.gateway.view.selecting import Selection
+from penstock.gateway.view.store import Store
+from penstock.gateway.view.topics_read import always_read
+from penstock.gateway.view.view import View
+from penstock.schemas.errors import BrokerUnavailable
+from penstock.schemas.times import rfc3339
+from penstock.schemas.topics import TP
+
+logger = logging.getLogger(__name__)
+
+FOLDED_AT_ONCE = 25
+"""Records that are folded before what is served has its turn on the loop: some 0.5 ms."""
+PUT_ASIDE = 50
+CLOSE_RECORDS = 500
+"""So near to the follower it is waited for what is missing, and what the follower leaves out is kept meanwhile."""
+WAIT_S = 60.0
+RETRY_S = 1.0
+WRITER_S = 0.005
+
+
+class PastReader:
+    """On the event loop. `run` takes as long as the reading."""
+
+    def __init__(
+        self, settings: KafkaSettings, view: View, store: Store, threads: Threads, begin: Mapping[TP, int], past: Past
+    ) -> None:
+        self._view, self._store, self._past = view, store, past
+        self._queue = BatchQueue(asyncio.get_running_loop())
+        self._ends = Ends(settings, past, threads)
+        self._folding = Folding(view.apply_past, past.offsets)
+        self._progress = Progress(begin=dict(begin), goal=past.ends)
+        followed = view.streams.followed
+        self._reader = OrderedReading(
+            settings,
+            past.offsets(),
+            past.ends,
+            self._queue.put,
+            is_crowded=lambda: view.live_count >= CROWDED,
+            select=Selection(settings.names, frozenset(always_read(settings.names)), view.codec, followed),
+        ).reader
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why reading ended."""
+        return self._reader.failure
+
+    def text(self) -> str:
+        """Up to when the history is known, and how long the rest takes."""
+        left_s = self.left_s()
+        return f"history until {rfc3339(self._past.until_ms)}" + (
+            "" if left_s is None else f", whole in about {duration_text(left_s)}"
+        )
+
+    def left_s(self) -> float | None:
+        return self._progress.left_s(self._past.offsets(), time.monotonic())
+
+    async def run(self) -> None:
+        """Read until nothing is missing. The view counts all of it from then on."""
+        logger.info("history.begins records=%d", records_between(self._past.offsets(), self._past.ends))
+        self._progress.began_s = time.monotonic()
+        await asyncio.to_thread(self._reader.start)
+        try:
+            async with asyncio.TaskGroup() as group:
+                folding = group.create_task(self._fold())
+                await self._reach_the_follower()
+                folding.cancel()
+        finally:
+            self._queue.close()
+            await asyncio.to_thread(self._reader.stop)
+        while kept := self._past.take_kept(FOLDED_AT_ONCE):
+            await self._folding.fold(kept)
+            await asyncio.sleep(0)
+        self._view.end_past()
+        logger.info("history.whole seconds=%.1f", time.monotonic() - self._progress.began_s)
+
+    async def _fold(self) -> None:
+        while True:
+            for piece in folds(await self._queue.get(), FOLDED_AT_ONCE):
+                # The follower fills the rest of the room: it never waits for the disk because of this.
+                while self._view.known.unwritten.is_due and (self._store.is_busy or not self._view.flush()):
+                    await asyncio.sleep(WRITER_S)
+                await self._folding.fold(piece)
+                self._ends.wake()
+                self._view.put_aside(PUT_ASIDE)
+                await asyncio.sleep(0)
+
+    async def _reach_the_follower(self) -> None:
+        goal: Mapping[TP, int] = self._past.ends
+        while True:
+            await self._reach(goal)
+            goal = dict(self._view.offsets())
+            if records_between(self._past.offsets(), self._there(goal)) <= CLOSE_RECORDS:
+                break
+        self._past.keep_what_comes()
+        await self._reach(goal)
+
+    async def _reach(self, goal: Mapping[TP, int]) -> None:
+        while True:
+            try:
+                await self._ends.reach(self._there(goal), WAIT_S)
+            except BrokerUnavailable as error:
+                logger.debug("history.waits reason=%s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    def _there(self, goal: Mapping[TP, int]) -> dict[TP, int]:
+        """Of partitions of the past that are there still."""
+        return {tp: goal[tp] for tp in self._past.offsets() if tp in goal}

@@ -1,0 +1,273 @@
+"""A view that follows from the middle of the log and reads the past beside it knows what one in order knows."""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kit.examples import examples
+from kit.records import CONTROL, HIGH, REQUESTS, RESULTS, STATUSES, chunk, command, outcome, request, status
+from kit.view_gateway import ViewGateway, flush
+from penstock.common.clock import now_ms
+from penstock.common.reader import RawMessage
+from penstock.gateway.view.past import Past
+from penstock.gateway.view.request_records import origin_of
+from penstock.gateway.view.rows import snapshot
+from penstock.gateway.view.view import View
+from penstock.schemas.codec import default_codec
+from penstock.schemas.records import Origin, Record
+from penstock.schemas.topics import TP
+
+TPS: tuple[TP, ...] = (CONTROL, HIGH, REQUESTS, RESULTS, STATUSES)
+NOW_MS = now_ms() // 1_000 * 1_000 - 600_000
+"""The history counts what is not older than 48 hours."""
+LIVES = ("waits", "runs", "streams", "ends", "moves", "is cancelled", "is erased", "ends erased")
+
+
+@dataclass
+class Log:
+    """Partitions, written in one order of time."""
+
+    partitions: dict[TP, list[RawMessage]] = field(default_factory=lambda: {tp: [] for tp in TPS})
+    written: list[RawMessage] = field(default_factory=list[RawMessage])
+
+    def put(self, tp: TP, record: Record) -> RawMessage:
+        records = self.partitions[tp]
+        at_ms = NOW_MS + 10 * len(self.written)
+        message = RawMessage(*tp, len(records), at_ms, None, default_codec().encode(record))
+        records.append(message)
+        self.written.append(message)
+        return message
+
+    def ends(self, count: int) -> dict[TP, int]:
+        """Those of the partitions after so many records."""
+        seen = Counter((one.topic, one.partition) for one in self.written[:count])
+        return {tp: seen[tp] for tp in TPS}
+
+
+def life(log: Log, number: int, kind: str) -> Any:
+    """What is written about one request, a step at a time."""
+    name, tp = f"r{number}", HIGH if number % 2 else REQUESTS
+    priority = 1 if number % 2 else 5
+    written = log.put(tp, request(name, priority=priority, stream=kind == "streams", conversation_id=f"c{number % 3}"))
+    known = {"origin": origin_of(written), "created_at": written.timestamp_ms}
+    yield
+    if kind == "moves":
+        log.put(CONTROL, command("reprioritize", name, priority=3))
+        yield
+        log.put(CONTROL, command("reprioritize", name, priority=7))
+    if kind == "is cancelled":
+        log.put(CONTROL, command("cancel", name))
+    if kind in ("waits", "moves", "is cancelled"):
+        yield
+        log.put(STATUSES, status("queued", name, **known))
+        return
+    log.put(STATUSES, status("running", name, **known))
+    yield
+    for text_offset, text in ((0, "ab"), (2, "cd")):
+        if kind != "runs":
+            log.put(RESULTS, chunk(text, text_offset, name, **known))
+            yield
+    if kind in ("ends", "is erased", "ends erased"):
+        if kind == "ends erased":  # at another gateway, which has read the outcome
+            log.put(RESULTS, outcome(name, "abcd", **known))
+            yield
+            log.put(CONTROL, command("erase", name))
+            return
+        log.put(RESULTS, outcome(name, "abcd", **known))
+        log.put(STATUSES, status("completed", name, **known))
+        yield
+    if kind == "is erased":
+        log.put(CONTROL, command("erase", name))
+
+
+def written(seed: int, lives: list[str]) -> Log:
+    """The lives of these requests, interleaved."""
+    log, draw = Log(), random.Random(seed)
+    steps = [life(log, number, kind) for number, kind in enumerate(lives)]
+    while steps:
+        one = draw.choice(steps[:4])
+        if next(one, one) is one:
+            steps.remove(one)
+    return log
+
+
+def knows(gateway: ViewGateway) -> dict[str, Any]:
+    """All that a view says, without the times of its own clock."""
+    view = gateway.view
+    flush(view)
+    entries = [gateway.view.known.peek(("default", f"r{number}")) for number in range(20)]
+    facts = [None if one is None else snapshot(one)._replace(updated_ms=0) for one in entries]
+    # A status that is read behind the outcome tells nothing.
+    facts = [one._replace(status=None) if one is not None and one.ended[0] else one for one in facts]
+    minutes = {at: one.to_text() for at, one in view.known.history.minutes().items() if one.to_text() != EMPTY}
+    census, work = view.census, view.tenants.known().get("default")
+    depths, ages = census.queue_depths(NOW_MS + 100_000)
+    waiting = [replace(one, since_ms=(one.since_ms or 0) // 1_000) for one in census.waiting(NOW_MS + 100_000)]
+    turns = {name: sorted(census.of_conversation("default", name)) for name in ("c0", "c1", "c2")}
+    return {
+        "entries": facts,
+        "minutes": minutes,
+        "live": (view.live_count, census.live("high"), census.live("medium"), census.live("low")),
+        "depths": (depths, {klass: math.ceil(age_s) for klass, age_s in ages.items()}),
+        "running": dict(census.running),
+        "waiting": sorted(map(repr, waiting)),
+        "turns": turns,
+        "outstanding": 0 if work is None else work.outstanding,
+        "outcomes": dict(view.outcomes),
+        "offsets": {tp: at for tp, at in gateway.store.offsets().items() if at},
+    }
+
+
+EMPTY = "[0,0,0,{},{},{},{}]"
+
+
+class Readers:
+    """The follower, from the boundary on, and the reader of the past, as `PastReader` drives it."""
+
+    def __init__(self, view: View, log: Log, results_cut: int, cut: int) -> None:
+        self.view, self.log = view, log
+        early, late = log.ends(results_cut), log.ends(cut)
+        ends = {tp: late[tp] if tp in (HIGH, REQUESTS) else early[tp] for tp in TPS}
+        self.past = Past({}, ends, 0, NOW_MS - 1)
+        view.begin_past(self.past)
+        view.offsets().update({**ends, CONTROL: 0})
+        while view.offsets()[CONTROL] < ends[CONTROL]:  # commands come first
+            self.follow(CONTROL)
+
+    def follow(self, tp: TP | None = None) -> bool:
+        offsets, partitions = self.view.offsets(), self.log.partitions
+        unread = [records[offsets[one]] for one, records in partitions.items() if offsets[one] < len(records)]
+        if not unread:
+            return False
+        if tp is None:
+            first = min(unread, key=lambda message: message.timestamp_ms)
+            tp = first.topic, first.partition
+        return self._read(tp, self.view.offsets(), self.view.apply, len(self.log.partitions[tp]))
+
+    def read_past(self, tp: TP) -> bool:
+        """In the order of time up to the ends of the start, then of this partition up to the follower."""
+        unread = [self.log.partitions[one][at] for one, at in self.past.offsets().items() if at < self.past.ends[one]]
+        if unread:
+            first = min(unread, key=lambda message: message.timestamp_ms)
+            tp = first.topic, first.partition
+        end = max(self.past.ends[tp], self.view.offsets()[tp])
+        return self._read(tp, self.past.offsets(), self.view.apply_past, end)
+
+    def _read(self, tp: TP, offsets: dict[TP, int], fold: Any, end: int) -> bool:
+        at = offsets[tp]
+        if at >= end:
+            return False
+        fold([self.log.partitions[tp][at]])
+        return True
+
+    def end_past(self, draw: random.Random) -> None:
+        while any(self.read_past(tp) for tp in TPS):
+            pass
+        self.past.keep_what_comes()
+        for _ in range(draw.randrange(12)):
+            self.follow()
+        # The reader of the past may have come further by itself.
+        for _ in range(draw.randrange(3)):
+            self.read_past(draw.choice(TPS))
+        while kept := self.past.take_kept(2):
+            self.view.apply_past(kept)
+        self.view.end_past()
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    seed=st.integers(0, 1 << 30),
+    lives=st.lists(st.sampled_from(LIVES), min_size=1, max_size=14),
+    cut=st.floats(0, 1),
+    lag=st.integers(0, 6),
+    past_share=st.floats(0.05, 0.95),
+    aside=st.booleans(),
+)
+def test_both_readings_together_know_what_one_in_order_knows(
+    seed: int, lives: list[str], cut: float, lag: int, past_share: float, aside: bool
+) -> None:
+    log, draw = written(seed, lives), random.Random(seed)
+    at = int(cut * len(log.written))
+    options: dict[str, Any] = {"held_live": 0} if aside else {}
+    with tempfile.TemporaryDirectory() as folder:
+        with ViewGateway(Path(folder) / "ordered.sqlite") as ordered:
+            ordered.view.apply(log.written)
+            expected = knows(ordered)
+        with ViewGateway(Path(folder) / "young.sqlite", **options) as young:
+            readers = Readers(young.view, log, max(0, at - lag), at)
+            for _ in range(draw.randrange(4 * len(log.written))):
+                tp = draw.choice(TPS)
+                readers.read_past(tp) if draw.random() < past_share else readers.follow()
+                if aside and draw.random() < 0.2:
+                    young.put_aside()
+            readers.end_past(draw)
+            while readers.follow():
+                pass
+            found = knows(young)
+            if aside:
+                found["turns"] = expected["turns"]  # those aside are in the file
+            assert found == expected
+
+
+def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> None:
+    log = Log()
+    for number, kind in enumerate(("waits", "ends", "runs", "waits")):
+        for _ in life(log, number, kind):
+            pass
+    cut = len(log.written) - 2
+    with ViewGateway(tmp_path / "view.sqlite") as young:
+        readers = Readers(young.view, log, cut, cut)
+        while any(readers.read_past(tp) for tp in TPS):
+            pass
+        view = young.view
+        assert view.live_count == 2
+        assert view.census.queue_depths(NOW_MS)[0] == {"high": 0, "medium": 0, "low": 0}
+        waits, ended = young.entry(("default", "r0")), young.entry(("default", "r1"))
+        assert (view.is_settled(waits), view.is_settled(ended)) == (False, True)
+        while readers.follow():
+            pass
+        new = young.entry(("default", "r3"))
+        assert view.is_settled(new)
+        assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 0, "low": 0}
+        readers.end_past(random.Random(1))
+        assert view.is_settled(waits)
+        assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 1, "low": 0}
+        assert view.census.live("medium") == 2
+
+
+def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places(tmp_path: Path) -> None:
+    log = Log()
+    log.put(REQUESTS, request("r0"))
+    elsewhere = Origin(topic=REQUESTS[0], partition=0, offset=1_000_000, append_time_ms=NOW_MS)
+    log.put(RESULTS, outcome("r0", "ab", origin=elsewhere))
+    with ViewGateway(tmp_path / "view.sqlite") as young:
+        readers = Readers(young.view, log, 2, 2)
+        readers.end_past(random.Random(1))
+        assert young.entry(("default", "r0")).status_name == "completed"
+
+
+def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once_all_is_read(tmp_path: Path) -> None:
+    log = Log()
+    for number, kind in ((0, "waits"), (3, "ends"), (6, "runs")):
+        for _ in life(log, number, kind):
+            pass
+    count = len(log.written)
+    with ViewGateway(tmp_path / "view.sqlite", held_live=0) as young:
+        readers = Readers(young.view, log, count, count)
+        client = young.hub.connect(lambda: None)
+        young.hub.subscribe(client, ("conversation", "default", "c0"))
+        while any(readers.read_past(tp) for tp in TPS):
+            pass
+        assert not client.frames
+        young.put_aside()
+        readers.end_past(random.Random(1))
+        assert sorted(frame.request_id for frame in client.frames) == ["r0", "r6"]
