@@ -61,7 +61,7 @@ def reading(whole: System, name: str, old: httpx.Client) -> dict[str, Any]:
                 if (took_ms := chat_ms(http)) is not None:
                     times[side].append(took_ms)
         whole_s = time.monotonic() - began
-    peak_mib = psutil.Process(process.popen.pid).memory_info().rss // 2**20
+    memory_mib = psutil.Process(process.popen.pid).memory_full_info().uss // 2**20
     process.stop()
     figures = {side: [round(percentile(ms, share), 1) for share in (0.5, 0.99)] for side, ms in times.items() if ms}
     return {
@@ -69,7 +69,7 @@ def reading(whole: System, name: str, old: httpx.Client) -> dict[str, Any]:
         "whole_s": round(whole_s, 1),
         "chats": len(times["young"]),
         "chat_ms_p50_p99": figures,
-        "memory_mib": peak_mib,
+        "memory_mib": memory_mib,
     }
 
 
@@ -77,7 +77,9 @@ def skip(whole: System) -> None:
     """Workers begin behind the requests: their outcomes stand there."""
     consumer = Consumer({"bootstrap.servers": whole.bootstrap, "group.id": whole.group, "enable.auto.commit": False})
     ends = whole.ends(whole.names.request_topics())
-    consumer.commit(offsets=[TopicPartition(*tp, end) for tp, end in ends.items()], asynchronous=False)
+    consumer.commit(
+        offsets=[TopicPartition(topic, number, end) for (topic, number), end in ends.items()], asynchronous=False
+    )
     consumer.close()
 
 

@@ -271,3 +271,19 @@ def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once
         young.put_aside()
         readers.end_past(random.Random(1))
         assert sorted(frame.request_id for frame in client.frames) == ["r0", "r6"]
+
+
+def test_who_follows_a_repeat_is_told_the_outcome_of_the_request_of_the_past(tmp_path: Path) -> None:
+    log = Log()
+    first = log.put(REQUESTS, request("r0"))
+    log.put(RESULTS, outcome("r0", "ab", origin=origin_of(first)))
+    log.put(REQUESTS, request("r0"))
+    with ViewGateway(tmp_path / "view.sqlite") as young:
+        readers = Readers(young.view, log, 2, 2)
+        readers.follow()
+        client = young.hub.connect(lambda: None)
+        young.hub.subscribe(client, ("request", "default", "r0"))
+        readers.end_past(random.Random(1))
+        assert [frame.type for frame in client.frames] == ["result"]
+        work = young.view.tenants.known()["default"]
+        assert (work.outstanding, young.view.live_count) == (0, 0)

@@ -84,7 +84,7 @@ class View:
         self._store = store
         self.tenants = tenants or Tenants()
         self.tenants.clear()
-        self._hub = hub
+        self._hub = self._listeners = hub
         self.streams = Streams(hub)
         self._partitions = result_partitions
         self._on_outcome = on_outcome
@@ -238,7 +238,7 @@ class View:
 
     def apply_past(self, messages: Sequence[RawMessage]) -> None:
         """As `apply`, with what the reader of the past has read. Nobody is told of it. What was folded is left out."""
-        past, hub, now = self.past, self._hub, now_ms()
+        past, now = self.past, now_ms()
         assert past is not None
         self._now_ms, past.folding, self._hub = now, True, self._nobody
         try:
@@ -248,7 +248,7 @@ class View:
                     self._fold(message)
                     past.passed(message)
         finally:
-            past.folding, self._hub = False, hub
+            past.folding, self._hub = False, self._listeners
 
     def _fold(self, message: RawMessage) -> None:
         """Raises RegistryUnavailable."""
@@ -402,12 +402,21 @@ class View:
                 self._hub.publish(outcome, entry.outcome_frame())
             if done:
                 self._tell_items(entry)
+        if done and self._folds_past:
+            self._tell_repeat(entry)
         if filling is not None:
             self.streams.tell_end(filling)
         if done:
             entry.forget_text()
             if entry.erased:
                 self._blank(entry)
+
+    def _tell_repeat(self, entry: Entry) -> None:
+        """Nobody follows what is of the past, but perhaps a repeat of it under the same id."""
+        key = entry.key
+        if self._listeners.listened([("request", *key), ("outcome", *key)]):
+            self._listeners.publish(("request", *key), entry.result_frame())
+            self._listeners.publish(("outcome", *key), entry.outcome_frame())
 
     def _follow(self, entry: Entry, origin: Origin) -> bool:
         """Its first result names the record that is the request. Whether another one has counted until now."""
