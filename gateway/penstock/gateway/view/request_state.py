@@ -198,8 +198,11 @@ class RequestState:
 
     @property
     def listed_ms(self) -> int:
-        """Its place in lists: when it was accepted. If only its outcome was read, when its record was appended."""
-        if self.accepted_ms or not self.finished_ms or self.origin is None:
+        """Its place in lists: when it was accepted. If only its outcome was read, when its record was appended.
+
+        What is erased is in no list, and its record may be read without its content.
+        """
+        if self.accepted_ms or self.erased or not self.finished_ms or self.origin is None:
             return self.accepted_ms
         return self.origin.append_time_ms
 

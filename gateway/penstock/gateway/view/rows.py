@@ -205,7 +205,7 @@ def restored(row: Row) -> Entry:
     entry.task, entry.model, entry.conversation_id = row.task, row.model, row.conversation_id
     entry.labels = Labels(row.user_id, row.session_id, row.correlation_id)
     entry.kept_bytes += metadata_bytes(entry.metadata)
-    entry.accepted_ms, entry.updated_ms = row.accepted_ms if entry.content else 0, row.updated_ms
+    entry.accepted_ms, entry.updated_ms = row.accepted_ms if entry.content or row.erased else 0, row.updated_ms
     entry.erased, entry.terminal_offset = bool(row.erased), terminal_offset
     entry.origin = _origin(origin)
     entry.moved_to = None if moved_to is None else Place(**dict(zip(_PLACE, moved_to, strict=True)))
