@@ -8,7 +8,7 @@ import {live} from "./workers.js";
 
 const POLL_MS = 2000, EVENTS_MS = 5000;
 /** What is asked before. */
-const CONFIRMED = {unload: "", pause: "", remove: " It is unloaded, and its requests fail. A model of the configuration stays away until it is added again."};
+const CONFIRMED = {unload: "", pause: "", remove: " Requests that wait for it fail; those that run end as usual, then it is unloaded. A model of the configuration stays away until it is added again."};
 /** States in which a replica has memory, or is getting it. */
 const HELD = ["loading", "ready", "draining"];
 const HOUR_MS = 3_600_000, WIDE = 1000, HIGH = 8;
