@@ -5,8 +5,8 @@ Each part has a port; the one that answers here is this container's.
 
 import os
 import sys
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, build_opener
 
 PORTS = {
     "GATEWAY__PORT": "8000",
@@ -17,13 +17,14 @@ PORTS = {
 }
 """Those of deploy/penstock.toml; variables go before."""
 
+direct = build_opener(ProxyHandler({}))  # whatever proxy the variables name
 for name, port in PORTS.items():
     port = os.environ.get(f"PENSTOCK_{name}", port)
     try:
-        urlopen(f"http://127.0.0.1:{port}/readyz", timeout=4).close()
+        direct.open(f"http://127.0.0.1:{port}/readyz", timeout=4).close()
     except HTTPError as error:
         sys.exit(f"port {port}: {error}")
-    except URLError:  # the port of another part
+    except OSError:  # the port of another part
         continue
     sys.exit(0)
 sys.exit("no port answers")

@@ -111,6 +111,7 @@ def test_letters_are_counted_shown_run_again_with_a_rate_and_purged(
     page.get_by_role("link", name="All", exact=True).click()
     page.get_by_role("textbox", name="Reason").fill("invalid")
     page.keyboard.press("Enter")
+    told(page, "Letters: reason invalid")
     told(page, "holds no request")
     page.get_by_role("button", name="Count what would be purged").click()
     page.get_by_role("button", name="Purge 1 letter").click()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -124,23 +123,6 @@ def test_a_disk_that_is_full_from_the_start_is_told(own_place: Any, monkeypatch:
         assert refused.headers["retry-after"]
     wait_until(lambda: gateway.get("/readyz").status_code == 200, 30, lambda: gateway.get("/readyz").text)
     assert {gateway.get(f"/v1/requests/{job.id}").json()["status"] for job in jobs} == {"accepted"}
-
-
-def test_a_view_belongs_to_one_gateway(own_place: Any) -> None:
-    """Two gateways with one file wrote each other's requests: those that had ended were live again for two days."""
-    first = own_place.gateway("shared")
-    second = own_place.gateway("shared", ready=False)
-
-    def waits() -> bool:
-        answer = second.get("/readyz")
-        return answer.status_code == 503 and f"the pid {os.getpid()}" in answer.text
-
-    wait_until(waits, 20, lambda: second.get("/readyz").text)
-    assert second.get("/v1/requests").status_code == 503
-    request_id = first.submit()
-    first.stop()
-    wait_until(lambda: second.get("/readyz").status_code == 200, 20, lambda: second.get("/readyz").text)
-    assert second.get(f"/v1/requests/{request_id}").json()["status"] == "accepted"
 
 
 def test_what_a_gateway_writes_says_what_it_is(gateway: Any, scribe: Any) -> None:

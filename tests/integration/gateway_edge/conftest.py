@@ -82,6 +82,7 @@ class Readiness:
     ready: bool
     reason: str | None = None
     starting: bool = False
+    lacks: str | None = None
 
 
 class Script:

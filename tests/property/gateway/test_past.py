@@ -255,6 +255,20 @@ def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places
         assert young.entry(("default", "r0")).status_name == "completed"
 
 
+def test_an_outcome_on_a_partition_that_was_added_since_is_known(tmp_path: Path) -> None:
+    """Only the follower reads that partition."""
+    log = Log()
+    written = log.put(REQUESTS, request("r0"))
+    with ViewGateway(tmp_path / "view.sqlite") as young:
+        readers = Readers(young.view, log, 1, 1)
+        value = default_codec().encode(outcome("r0", "ab", origin=origin_of(written)))
+        while any(readers.read_past(tp) for tp in TPS):
+            pass
+        young.view.apply([RawMessage(RESULTS[0], RESULTS[1] + 99, 0, NOW_MS + 1_000, None, value)])
+        readers.end_past(random.Random(1))
+        assert young.entry(("default", "r0")).status_name == "completed"
+
+
 def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once_all_is_read(tmp_path: Path) -> None:
     log = Log()
     for number, kind in ((0, "waits"), (3, "ends"), (6, "runs")):

@@ -49,7 +49,7 @@ class Log:
     def __init__(self, on_command: Callable[[], object] = lambda: None) -> None:
         self.commands: list[ControlCommand] = []
         self._on_command = on_command
-        self.catch_up, self.reached = AsyncMock(), AsyncMock(return_value=True)
+        self.catch_up, self.check_whole, self.reached = AsyncMock(), Mock(), AsyncMock(return_value=True)
 
     async def produce(self, topic: str, value: bytes, **options: Any) -> Any:
         self.commands.append(CODEC.decode(value, ControlCommand))

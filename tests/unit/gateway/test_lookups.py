@@ -130,6 +130,21 @@ async def test_a_single_request_is_returned_with_its_large_output(gateway: Gatew
     assert json.loads(await gateway.lookups.public(small)) == json.loads(json.dumps(small.to_json()))
 
 
+async def test_a_page_is_filled_with_what_is_behind_requests_that_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page with less is taken for the last one. While the history is read, those that may have ended are left out."""
+    monkeypatch.setattr("penstock.gateway.service.lookups.PART", 2)
+    with Gateway(tmp_path / "view.sqlite") as gateway:
+        for number in range(8):
+            gateway.view.accepted(request(f"r{number}"))
+        monkeypatch.setattr(gateway.view, "is_settled", lambda entry: entry.request_id not in {"r1", "r3", "r4", "r5"})
+        page: dict[str, Any] = {"limit": 3, "after": None, "newest_first": False}
+        shown = await gateway.lookups.page("default", **page)
+        rest = await gateway.lookups.page("default", **{**page, "after": shown[-1].key})
+        assert [[one.request_id for one in part] for part in (shown, rest)] == [["r0", "r2", "r6"], ["r7"]]
+
+
 async def test_what_another_gateway_has_erased_is_not_shown(gateway: Gateway) -> None:
     page: dict[str, Any] = {"limit": 5, "after": None, "newest_first": True}
     read_commands = gateway.follower.read_commands

@@ -171,8 +171,9 @@ class Control:
     async def end_turns(self, tenant: str, conversation_id: str) -> None:
         """Cancel what of a conversation is on Kafka now, and wait a while until it has ended.
 
-        The command holds for turns that no view knows and for workers that start later.
+        The command holds for turns that no view knows and for workers that start later. Raises as `check_whole`.
         """
+        self._follower.check_whole()
         command = ControlCommand(
             kind="delete_conversation",
             request_id="",

@@ -36,6 +36,8 @@ NAMED_TENANTS = 10
 """That a message names, of those that have a request of one id."""
 PAGE_S = 3.0
 """So long a page waits for outcomes that must be read again; those that do not come are left out."""
+PART, MOST_PARTS = 1_000, 50
+"""Requests are read so many at a time, and so often at most, to fill a page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,12 +181,19 @@ class Lookups:
         """
         await self._follower.read_commands()
         await self._written()
-        entries = await self._threads.lists.run_for(tenant or ALL_TENANTS, self._view.page, tenant, **options)
-        if entries is None:
-            raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
-        newest = [self._view.in_memory(entry.key) or entry for entry in entries]
-        shown = [entry for entry in newest if not entry.erased and self._view.is_settled(entry)]
-        return await self._outcomes.all_whole(shown, PAGE_S)
+        limit: int = options["limit"]
+        shown: list[Entry] = []
+        for _ in range(MOST_PARTS):
+            entries = await self._threads.lists.run_for(tenant or ALL_TENANTS, self._view.page, tenant, **options)
+            if entries is None:
+                raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
+            newest = [self._view.in_memory(entry.key) or entry for entry in entries]
+            shown += [entry for entry in newest if not entry.erased and self._view.is_settled(entry)]
+            # A page with less is the last one. What is left out while the history is read does not make it so.
+            if len(shown) >= limit or len(entries) < options["limit"]:
+                break
+            options = {**options, "after": entries[-1].key, "limit": PART}
+        return await self._outcomes.all_whole(shown[:limit], PAGE_S)
 
     def changes_cursor(self) -> str:
         """Behind all changes that a page holds that is asked for after this call."""

@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,8 @@ FOLDED_WITH_LOOKS = 25
 """Records that are folded at once while each may need a look into the view's file."""
 PUT_ASIDE = 200
 """Live requests that are looked at in one go, whether they may be left to the file: that takes 0.2 ms."""
+MARK_S = 3.0
+"""So long a stop waits until a file whose history was just read says so."""
 CATCH_UP_S = 2.0
 LOOK_AGAIN_S = 2.0
 """So long after a lookup of the topics that failed the next one begins."""
@@ -113,6 +116,8 @@ class Follower:
         """Up to where models, reports and claims are read before anybody is served."""
         self._past: PastReader | None = None
         """There while the history is read."""
+        self._is_unmarked = False
+        """The history was read, and the file does not say so yet."""
         self._failed: str | None = None
         self._catching = SharedCalls(lambda: self._catch_up(CATCH_UP_S))
         self._reading_commands = SharedCalls(self._read_commands)
@@ -133,7 +138,9 @@ class Follower:
         told = self._ends.told_of_requests(begin)
         self._first = {tp: ends.pop(tp) for tp in begin.keys() - told}
         self._view.reports.begin(self._first[self._settings.names.worker, 0])
-        if records_between(begin, ends) > READ_FIRST:
+        # Facts of conversations are read from their first record at each start, whatever the file holds.
+        to_read = {tp: end for tp, end in ends.items() if tp[0] != self._settings.names.conversation_facts}
+        if records_between(begin, to_read) > READ_FIRST:
             begin = await self._leave_the_past(begin, ends, since_ms)
         self._selection = Selection(
             self._settings.names,
@@ -281,14 +288,24 @@ class Follower:
 
     async def _read_past(self, past: PastReader) -> None:
         await past.run()
-        self._past = None
+        self._past, self._is_unmarked = None, True
+        await self._mark_whole()
+        self._on_caught_up()
+
+    async def _mark_whole(self) -> None:
+        """The file says that it is whole, once all that is known is in it."""
         written = threading.Event()
         while not self._view.flush(written):
             await asyncio.sleep(0.02)
         while not await asyncio.to_thread(written.wait, 1):
             pass
-        await asyncio.to_thread(self._store.is_whole, True)
-        self._on_caught_up()
+        while self._is_unmarked:
+            try:
+                await asyncio.to_thread(self._store.is_whole, True)
+                self._is_unmarked = False
+            except sqlite3.Error as error:  # a disk that is full: it is emptied
+                logger.warning("follower.not_marked error=%s", error)
+                await asyncio.sleep(1)
 
     async def stop(self) -> None:
         """Stop reading, write what is folded."""
@@ -301,6 +318,10 @@ class Follower:
         give_up = time.monotonic() + 5
         while not self._view.flush() and time.monotonic() < give_up:
             await asyncio.sleep(0.02)
+        if self._is_unmarked:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MARK_S):
+                    await self._mark_whole()
 
     # -- where it stands
 

@@ -102,6 +102,8 @@ class Past:
         is_past = message.offset < self.ends.get((message.topic, message.partition), 0) or self.has(origin)
         if is_past == self.folding:
             return False
+        if is_past and (message.topic, message.partition) not in self._offsets:
+            return False  # a partition that was added since: only the follower reads it
         self.leave(message)
         return True
 

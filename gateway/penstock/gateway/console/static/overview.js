@@ -37,7 +37,7 @@ function Problems({found, error, tell, counts}) {
   const [state, figures] = (error ? "The gateway does not answer" : found ? found.summary : "Asking…").split(/(:.*)/);
   return html`<section aria-label="State">
     <p class=${`summary ${error ? "warn" : well ? "good" : "bad"}`}><span role="status">${state}</span>${figures}</p>
-    ${!error && found && html`<p><bdi>${location.host}</bdi>${Object.entries(NEEDED).map(([name, codes]) => found.data.some((one) => codes.includes(one.problem))
+    ${!error && found?.summary && html`<p><bdi>${location.host}</bdi>${found.data.every((one) => one.problem !== "not_judged") && Object.entries(NEEDED).map(([name, codes]) => found.data.some((one) => codes.includes(one.problem))
       ? html` · <span class="bad">${name} not ok</span>` : ` · ${name} ok`)}${counts && html` · ${counts}`}</p>`}
     <${Failure} error=${error} />
     ${!error && found?.data.map((one) => html`<${Problem} key=${JSON.stringify([one.problem, one.subject, one.pool])} one=${one} tell=${tell} />`)}

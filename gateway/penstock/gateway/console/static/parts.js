@@ -54,7 +54,7 @@ export function Failure({error}) {
 
 /**
  * [what a path answers, the newest error, ask at once, when it answered], asked again every `ms` while the page is looked at.
- * It ends with an answer that is final: any if `once`, a request that is done, 403, 410, and 404 if the path is of one `object`.
+ * It ends with an answer that is final: any if `once`, a request that is done, what the key may not see, 410, and 404 if the path is of one `object`.
  * Nothing that another path has answered is ever shown under this one.
  * @returns {[any, any, () => void, string]}
  */
@@ -70,7 +70,7 @@ export function usePoll(path, ms, {once = false, object = false} = {}) {
           final = once || found?.done === true;
           if (!ended) setState({path, found, error: null, at: new Date(now()).toISOString()});
         } catch (error) {
-          final = [403, 410].includes(error.status) || object && error.status === 404;
+          final = error.code === "forbidden" || error.status === 410 || object && error.status === 404;
           if (!ended) setState((before) => failed(before.path === path ? before : {path, found: null, at: null}, error));
         }
       }
