@@ -6,6 +6,8 @@ import math
 import random
 import tempfile
 from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,13 @@ from kit.records import CONTROL, HIGH, REQUESTS, RESULTS, STATUSES, chunk, comma
 from kit.view_gateway import ViewGateway, flush
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
+from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.past import Past
 from penstock.gateway.view.request_records import origin_of
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.view import View
 from penstock.schemas.codec import default_codec
-from penstock.schemas.records import Origin, Record
+from penstock.schemas.records import Origin, Record, Usage
 from penstock.schemas.topics import TP
 
 TPS: tuple[TP, ...] = (CONTROL, HIGH, REQUESTS, RESULTS, STATUSES)
@@ -242,6 +245,57 @@ def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> N
         assert view.is_settled(waits)
         assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 1, "low": 0}
         assert view.census.live("medium") == 2
+
+
+@dataclass
+class Days:
+    """A log of two days that a gateway with limits reads. Times are in seconds before the start."""
+
+    view: View
+    past: Past
+    start_ms: int
+
+    def read(self, name: str, ago_s: int, conversation_id: str | None = None) -> None:
+        """A request of the past that has used 100 tokens, and its outcome."""
+        at_ms, offset = self.start_ms - ago_s * 1_000, self.past.offsets()[REQUESTS]
+        made = request(name, created_at=at_ms, conversation_id=conversation_id)
+        asked = RawMessage(*REQUESTS, offset, at_ms, None, default_codec().encode(made))
+        usage = Usage(prompt_tokens=60, completion_tokens=40, total_tokens=100)
+        ended = outcome(name, "ab", usage=usage, origin=origin_of(asked), created_at=at_ms)
+        result = RawMessage(*RESULTS, offset, at_ms, None, default_codec().encode(ended))
+        self.view.apply_past([asked, result])
+
+
+@contextmanager
+def days(folder: Path) -> Generator[Days]:
+    tenants = Tenants(lambda _: 600)
+    with ViewGateway(folder / "view.sqlite", tenants=tenants) as young:
+        start_ms = now_ms()
+        past = Past({}, {REQUESTS: 1_000, RESULTS: 1_000}, 0, start_ms)
+        young.view.begin_past(past)
+        yield Days(young.view, past, start_ms)
+
+
+def test_of_the_past_the_last_minute_alone_is_charged(tmp_path: Path) -> None:
+    with days(tmp_path) as log:
+        log.read("first", 172_000)
+        bucket = log.view.tenants.tokens("default", log.start_ms / 1_000)
+        assert bucket is not None
+        assert bucket.wait_s(log.start_ms / 1_000) == 0, "a call meanwhile"
+        for number in range(40):
+            log.read(f"r{number}", 170_000 - 4_000 * number)
+        assert bucket.remaining(log.start_ms / 1_000) == 600
+        log.read("late", 30)
+        assert bucket.remaining(log.start_ms / 1_000) == 500
+
+
+def test_conversations_of_the_past_stand_in_no_way_of_new_ones(tmp_path: Path) -> None:
+    with days(tmp_path) as log:
+        tenants, now_s = log.view.tenants, log.start_ms / 1_000
+        tenants.on_request("default", "runs", log.start_ms)
+        for name, ago_s in (("old", 100_000), ("runs", 90_000), ("late", 500), ("runs", 400)):
+            log.read(f"{name}-{ago_s}", ago_s, name)
+        assert tenants.of("default").named == {"runs": now_s, "late": now_s - 500}
 
 
 def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places(tmp_path: Path) -> None:

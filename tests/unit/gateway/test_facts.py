@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from kit.records import CODEC, ORIGIN, model_info, model_state, outcome, request, status, worker
+from kit.records import CODEC, ORIGIN, REQUESTS, model_info, model_state, outcome, request, status, worker
 from kit.refusals import refused
 from kit.view_gateway import ViewGateway
 from penstock.common.clock import now_ms
@@ -29,6 +29,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import StatusFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import artifact_ids_of
+from penstock.gateway.view.past import Past
 from penstock.gateway.view.rows import restored, row_of, snapshot
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, PenstockError
@@ -69,6 +70,28 @@ def test_the_memory_of_workers_that_stopped_is_not_counted(view: View) -> None:
     states = {"a": "running", "b": "stopped", "c": "stopping"}
     view.fleet.workers = {name: worker(name, state=state, devices=[device]) for name, state in states.items()}
     assert facts_of(view).gauges().device_memory[("cuda:0", "limit")] == 200
+
+
+def test_what_is_half_read_is_in_no_gauge(view_gateway: ViewGateway) -> None:
+    """Requests of the past may have ended since: 0 as a depth would end the workers that they need."""
+    view, known = view_gateway.view, facts_of(view_gateway.view)
+    at_ms = now_ms()
+    view.fleet.models = {("m", ""): model_info(updated_at=at_ms)}
+    view.begin_past(Past({}, {REQUESTS: 1}, 0, at_ms))
+    view.apply_past([view_gateway.message(REQUESTS, request(model="m"))])
+    view_gateway.read(REQUESTS, request("new", model="m"), timestamp_ms=at_ms)
+    names = ("queue_depth", "oldest_age_seconds", "model_depth", "model_oldest_age_seconds", "model_queue_depth")
+
+    def shown() -> tuple[bool, ...]:
+        page = GatewayMetrics(known.gauges).render().decode()
+        return tuple(f"\npenstock_{name}{{" in page for name in names)
+
+    assert (known.gauges().inflight, known.stats()["inflight"], view.live_count) == (1, 1, 2)
+    assert shown() == (False,) * 5
+    view.end_past()
+    assert (known.gauges().inflight, known.stats()["inflight"]) == (2, 2)
+    assert shown() == (True,) * 5
+    assert known.gauges().queue_depth["medium"] == 2
 
 
 async def test_a_dry_run_knows_the_turns_of_its_class_that_are_not_done(view: View) -> None:

@@ -83,8 +83,7 @@ class Tenants:
         if urgent:
             work.urgent.count(time_ms)
         if conversation_id is not None and conversation_id not in work.conversations:
-            work.named.pop(conversation_id, None)
-            work.named[conversation_id] = time_ms / 1000
+            work.named[conversation_id] = max(time_ms / 1000, work.named.pop(conversation_id, 0.0))
 
     def on_outcome(self, tenant: str, status: str, time_ms: int) -> None:
         """The end of a request was read at `time_ms`."""

@@ -218,9 +218,7 @@ class Facts:
         }
 
     def gauges(self) -> Gauges:
-        at_ms = now_ms()
-        depths, ages = self._view.census.queue_depths(at_ms)
-        model_depth, model_oldest_age_s = model_queues(self.models(), self._view.census.waiting_by_class(at_ms), at_ms)
+        """Without depths and ages while the past is read: what waits is not known, and 0 would scale workers in."""
         memory: dict[tuple[str, str], int] = {}
         for worker in self._view.fleet.workers.values():
             if worker.state == STOPPED:
@@ -230,16 +228,20 @@ class Facts:
                     if size is not None:
                         kind = name.removesuffix("_bytes")
                         memory[(device.device, kind)] = memory.get((device.device, kind), 0) + size
-        return Gauges(
-            queue_depth=depths,
-            oldest_age_s=ages,
-            model_depth=model_depth,
-            model_oldest_age_s=model_oldest_age_s,
-            inflight=self._view.live_count,
+        known = Gauges(
+            inflight=self._view.census.live_count,
             streams=self._hub.connected,
             ws_clients=self.sockets,
             device_memory=memory,
             running=dict(self._view.census.running),
+        )
+        if self._view.past is not None:
+            return known
+        at_ms = now_ms()
+        depths, ages = self._view.census.queue_depths(at_ms)
+        by_model, ages_by_model = model_queues(self.models(), self._view.census.waiting_by_class(at_ms), at_ms)
+        return replace(
+            known, queue_depth=depths, oldest_age_s=ages, model_depth=by_model, model_oldest_age_s=ages_by_model
         )
 
     def tenant_stats(self, tenant: str) -> dict[str, Any]:
@@ -310,7 +312,7 @@ class Facts:
         return {
             "object": "stats",
             "queues": {name: {"depth": depths[name], "oldest_age_s": round(ages[name], 3)} for name in depths},
-            "inflight": self._view.live_count,
+            "inflight": self._view.census.live_count,
             "rates": {
                 "accepted_per_s": round(self._view.arrivals.per_s(at_ms), 3),
                 "ended_per_s": round(self._view.endings.per_s(at_ms), 3),

@@ -93,6 +93,11 @@ class Census:
         """The same by class and pool: any model may be named on the topics."""
         self.lines = Lines()
 
+    @property
+    def live_count(self) -> int:
+        """Live requests of all classes."""
+        return self._live.total()
+
     def live(self, klass: str, tenant: str | None = None) -> int:
         """Live requests of a class, of one tenant or of all."""
         return self._live[klass] if tenant is None else self._live_of[tenant, klass]

@@ -14,7 +14,7 @@ from penstock.common.arrivals import Arrivals
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.rates import Rate
-from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.limits.tenants import MINUTE_S, NEW_CONVERSATION_S, Tenants
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.changes import Changes
 from penstock.gateway.view.claims import Claims
@@ -269,6 +269,14 @@ class View:
     def _folds_past(self) -> bool:
         return self.past is not None and self.past.folding
 
+    def _is_within(self, span_s: float) -> bool:
+        """Whether limits of tenants count what is folded, if they count for so long what they are told of.
+
+        Who reads in order tells them of all in its order, and what is old has no effect by the end. The reader of the
+        past tells them of old requests among new ones.
+        """
+        return not self._folds_past or self._now_ms - self.census.read_ms < 1_000 * span_s
+
     def is_settled(self, entry: Entry) -> bool:
         """Whether what is known of the request is all: nothing that is still unread may have changed it."""
         return self.past is None or entry.done or entry.erased or not self.past.has_entry(entry)
@@ -326,7 +334,8 @@ class View:
         self._pools.note(entry)
         if not known:
             urgent = priority_class(entry.priority) != "low"
-            self.tenants.on_request(entry.tenant, entry.conversation_id, self.census.read_ms, urgent=urgent)
+            conversation_id = entry.conversation_id if self._is_within(NEW_CONVERSATION_S) else None
+            self.tenants.on_request(entry.tenant, conversation_id, self.census.read_ms, urgent=urgent)
             self._tell_request(request)
         self._touch(entry)
         self._tell_conversation(entry, before)
@@ -393,7 +402,8 @@ class View:
             self.endings.count(self.census.read_ms)
             used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
             self.tenants.on_outcome(entry.tenant, event.status or "unknown", self.census.read_ms)
-            self.tenants.on_tokens(entry.tenant, used, min(message.timestamp_ms, self._now_ms))
+            if self._is_within(MINUTE_S):
+                self.tenants.on_tokens(entry.tenant, used, min(message.timestamp_ms, self._now_ms))
         if self._hub.has_readers:
             subjects = entry.subjects
             if self._hub.listened(subjects):
