@@ -275,6 +275,23 @@ def test_a_model_of_the_file_outlives_its_last_worker_by_more_than_a_day() -> No
     assert declared(info("gpu-m", pool="gpu", **old), info("left", **old)) == {("m", None), ("gpu-m", "gpu")}
 
 
+def test_a_model_of_the_file_is_not_known_for_good_beside_workers_without_it() -> None:
+    """Its worker was killed, and those that live read other files."""
+    serves_another = said("w2", model_state("else", tasks=CHAT), pool="gpu")
+    missed, old = NOW - ABSENT_MS - 1, NOW - HORIZON_MS - 1
+    assert ("gpu-m", "gpu") in declared(info("gpu-m", pool="gpu", updated_at=missed), serves_another)
+    assert declared(info("gpu-m", pool="gpu", updated_at=old), serves_another) == {("m", None)}
+
+
+def test_what_a_live_worker_serves_is_known_however_old_its_record_is() -> None:
+    """The first worker after a day without one reports before it writes the record anew."""
+    served = said("w1", model_state("gpu-m", tasks=CHAT), pool="gpu")
+    assert ("gpu-m", "gpu") in declared(info("gpu-m", pool="gpu", updated_at=NOW - HORIZON_MS - 1), served)
+
+
 def test_an_entry_without_a_pool_is_where_workers_reported_it() -> None:
     """Any worker that reads it serves it: taken for one of the common pool, its requests would wait there."""
-    assert declared(info("m", pool="gpu")) == {("m", "gpu"), ("gpu-m", "gpu")}
+    for at_ms in (NOW, NOW - HORIZON_MS - 1):
+        assert declared(info("m", pool="gpu", updated_at=at_ms)) == {("m", "gpu"), ("gpu-m", "gpu")}
+    left = info("m", pool="chat", updated_at=NOW - HORIZON_MS - 1)
+    assert declared(left, said("w2", OTHER, pool="chat")) == {("m", None), ("gpu-m", "gpu")}

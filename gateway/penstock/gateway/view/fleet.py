@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.common.model_entry import ModelEntry
@@ -128,25 +128,29 @@ class Fleet:
         models: list[ModelInfo] = []
         unsure: set[tuple[str, str | None]] = set()
         for key, info in self.models.items():
-            if info.updated_at < now_ms - HORIZON_MS and key not in self._declared:
-                continue  # nobody tells any more of one that left its configuration
             if key in served:
                 models.append(_together(info, served[key]))
                 if len({one.entry for one in served[key]}) > 1:
                     unsure.add((info.model, info.pool))
-            elif key[1] not in pools or not self._has_left(key, info, {one.worker_id for one in live}, now_ms):
-                models.append(info)
-        models += [declared_model(entry, now_ms) for entry in self._unreported(pools)]
+                continue
+            recent = info.updated_at >= now_ms - HORIZON_MS
+            if key[1] not in pools:
+                is_known = recent or not self._declared.keys().isdisjoint((key, (info.model, "")))
+            else:
+                is_known = recent and not self._has_left(key, info, {one.worker_id for one in live}, now_ms)
+            models += [info] if is_known else []
+        reported = {(one.model, one.pool or "") for one in models}
+        models += [declared_model(entry, now_ms) for entry in self._unreported(pools, reported)]
         return KnownModels(models, frozenset(unsure))
 
-    def _unreported(self, pools: Container[str]) -> Iterator[ModelEntry]:
+    def _unreported(self, pools: Container[str], reported: Collection[ModelKey]) -> Iterator[ModelEntry]:
         """Declared models without a record, unless their pool has workers: these serve other files.
 
         An entry without a pool is served in any: with a record of it, that one says where.
         """
-        reported = {model for model, _ in self.models}
+        somewhere = {model for model, _ in reported}
         for (model, pool), entry in self._declared.items():
-            if pool not in pools and (model, pool) not in self.models and (pool or model not in reported):
+            if pool not in pools and (model, pool) not in reported and (pool or model not in somewhere):
                 yield entry
 
     def _has_left(self, key: ModelKey, info: ModelInfo, live: Container[str], now_ms: int) -> bool:
