@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.common.model_entry import ModelEntry
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.view.fleet import ABSENT_MS, Fleet
 from penstock.schemas.errors import ContextLengthExceeded
-from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, WorkerState
+from penstock.schemas.records import DesiredState, DeviceHolder, DeviceState, ModelInfo, WorkerState
 from penstock.schemas.topics import HORIZON_MS
 
 NOW, LATE = 1_000_000_000, 20_000
@@ -295,3 +296,40 @@ def test_an_entry_without_a_pool_is_where_workers_reported_it() -> None:
         assert declared(info("m", pool="gpu", updated_at=at_ms)) == {("m", "gpu"), ("gpu-m", "gpu")}
     left = info("m", pool="chat", updated_at=NOW - HORIZON_MS - 1)
     assert declared(left, said("w2", OTHER, pool="chat")) == {("m", None), ("gpu-m", "gpu")}
+
+
+def order(name: str, pool: str | None = None, **fields: Any) -> DesiredState:
+    return DesiredState(kind="model", name=name, pool=pool, action="order", created_at=1, **fields)
+
+
+def after(orders: list[DesiredState], *records: ModelInfo) -> set[tuple[str, str | None]]:
+    """As `declared`, with these orders."""
+    fleet = fed(*records)
+    fleet.declare(DECLARED)
+    assert fleet.known(NOW, LATE).models
+    fleet.follow(orders)
+    return {(one.model, one.pool) for one in fleet.known(NOW, LATE).models}
+
+
+def test_an_order_removes_a_model_of_the_file_from_its_pool_alone() -> None:
+    """A request for it would start a worker, which cannot serve it."""
+    gone = order("gpu-m", "gpu", removed=True)
+    assert after([gone]) == {("m", None)}
+    assert after([gone, order("m", removed=True)]) == set()
+    assert after([order("gpu-m", "other", removed=True), order("m", "gpu", paused=True)]) == {
+        ("m", None),
+        ("gpu-m", "gpu"),
+    }
+
+
+def test_an_entry_without_a_pool_that_an_order_removes_is_not_in_the_common_pool_instead() -> None:
+    assert after([order("m", "gpu", removed=True)]) == {("gpu-m", "gpu")}
+    assert after([order("m", "gpu", removed=True)], info("m", pool="chat")) == {("m", "chat"), ("gpu-m", "gpu")}
+
+
+def test_a_model_that_an_order_added_outlives_its_last_worker_by_more_than_a_day() -> None:
+    entry = {"id": "new", "source": "x", "engine": "noop", "tasks": CHAT}
+    added = order("new", "gpu", entry=json.dumps(entry))
+    known = {("m", None), ("gpu-m", "gpu"), ("new", "gpu")}
+    assert after([added]) == known
+    assert after([added], info("new", pool="gpu", updated_at=NOW - HORIZON_MS - 1)) == known

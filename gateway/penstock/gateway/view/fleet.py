@@ -8,12 +8,13 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.common.model_entry import ModelEntry
+from penstock.common.orders import effective_entries
 from penstock.common.reader import RawMessage
 from penstock.gateway.view.declared import declared_model
 from penstock.gateway.view.model_events import ModelEvents
 from penstock.schemas.codec import Codec
-from penstock.schemas.desired import model_key
-from penstock.schemas.records import ModelInfo, ModelState, WorkerState
+from penstock.schemas.desired import MODEL, key_of, model_key
+from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
 from penstock.schemas.topics import HORIZON_MS
 
 SERVING, STOPPED = "running", "stopped"
@@ -40,6 +41,9 @@ class Fleet:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self._configured: Sequence[ModelEntry] = ()
+        self.orders: Sequence[DesiredState] = ()
+        """What operators ordered, as far as it was read."""
         self._declared: dict[ModelKey, ModelEntry] = {}
         self.models: dict[ModelKey, ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
@@ -53,7 +57,22 @@ class Fleet:
 
     def declare(self, entries: Iterable[ModelEntry]) -> None:
         """The models of this process' configuration, which are known while no worker of their pool lives."""
+        self._configured = list(entries)
+        self._declare()
+
+    def follow(self, orders: Sequence[DesiredState]) -> None:
+        """Orders remove models from the configuration, and add some."""
+        if orders != self.orders:
+            self.orders = orders
+            self._declare()
+
+    def _declare(self) -> None:
+        entries: list[ModelEntry] = []
+        for pool in {one.pool for one in (*self._configured, *self.orders)}:
+            ordered = {key_of(one): one for one in self.orders if one.pool == pool}
+            entries += effective_entries([one for one in self._configured if one.pool == pool], ordered)
         self._declared = {(entry.id, entry.pool or ""): entry for entry in entries}
+        self._kept = (float("-inf"), KnownModels())
 
     def on_model(self, message: RawMessage) -> None:
         self._kept = (float("-inf"), KnownModels())
@@ -146,9 +165,11 @@ class Fleet:
     def _unreported(self, pools: Container[str], reported: Collection[ModelKey]) -> Iterator[ModelEntry]:
         """Declared models without a record, unless their pool has workers: these serve other files.
 
-        An entry without a pool is served in any: with a record of it, that one says where.
+        An entry without a pool is served in any: with a record of it, that one says where. Without one, an order
+        that removed it from a pool says that it was there.
         """
         somewhere = {model for model, _ in reported}
+        somewhere |= {one.name for one in self.orders if one.kind == MODEL and one.removed}
         for (model, pool), entry in self._declared.items():
             if pool not in pools and (model, pool) not in reported and (pool or model not in somewhere):
                 yield entry
