@@ -12,7 +12,7 @@ from penstock.common.model_pools import pool_of
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
-from penstock.gateway.service.model_queues import model_queues
+from penstock.gateway.service.model_queues import model_queues, paused_queues
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.open_transactions import Brokers, OpenTransactions
 from penstock.gateway.service.planning import plan
@@ -235,6 +235,7 @@ class Facts:
             oldest_age_s=ages,
             model_depth=model_depth,
             model_oldest_age_s=model_oldest_age_s,
+            paused=paused_queues(model_depth, self._view.fleet.orders),
             inflight=self._view.live_count,
             streams=self._hub.connected,
             ws_clients=self.sockets,
