@@ -36,6 +36,7 @@ from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound,
 from penstock.schemas.records import (
     ArtifactRef,
     ConversationFacts,
+    DesiredState,
     DeviceState,
     InferenceRequest,
     ModelState,
@@ -361,3 +362,9 @@ def test_a_request_behind_one_says_so_and_no_other(view: View) -> None:
         return (shown.get("waiting_for") or {}).get("reason")
 
     assert [reason(0, 4), reason(0, 5), reason(0, 7), reason(1, 7)] == [None, "transaction", "transaction", None]
+
+
+def test_gauges_follow_the_orders_that_pause(facts: Facts, view: View) -> None:
+    assert not facts.gauges().paused
+    view.fleet.follow([DesiredState(kind="class", name="low", action="pause", created_at=1, paused=True)])
+    assert {(klass, pool) for klass, _, pool in facts.gauges().paused} == {("low", "")}

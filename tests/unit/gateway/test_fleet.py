@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.common.model_entry import ModelEntry
 from penstock.gateway.service.models import check_abilities, find_model
 from penstock.gateway.view.fleet import ABSENT_MS, Fleet
 from penstock.schemas.errors import ContextLengthExceeded
-from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, WorkerState
+from penstock.schemas.records import DesiredState, DeviceHolder, DeviceState, ModelInfo, WorkerState
 from penstock.schemas.topics import HORIZON_MS
 
 NOW, LATE = 1_000_000_000, 20_000
@@ -275,6 +276,60 @@ def test_a_model_of_the_file_outlives_its_last_worker_by_more_than_a_day() -> No
     assert declared(info("gpu-m", pool="gpu", **old), info("left", **old)) == {("m", None), ("gpu-m", "gpu")}
 
 
+def test_a_model_of_the_file_is_not_known_for_good_beside_workers_without_it() -> None:
+    """Its worker was killed, and those that live read other files."""
+    serves_another = said("w2", model_state("else", tasks=CHAT), pool="gpu")
+    missed, old = NOW - ABSENT_MS - 1, NOW - HORIZON_MS - 1
+    assert ("gpu-m", "gpu") in declared(info("gpu-m", pool="gpu", updated_at=missed), serves_another)
+    assert declared(info("gpu-m", pool="gpu", updated_at=old), serves_another) == {("m", None)}
+
+
+def test_what_a_live_worker_serves_is_known_however_old_its_record_is() -> None:
+    """The first worker after a day without one reports before it writes the record anew."""
+    served = said("w1", model_state("gpu-m", tasks=CHAT), pool="gpu")
+    assert ("gpu-m", "gpu") in declared(info("gpu-m", pool="gpu", updated_at=NOW - HORIZON_MS - 1), served)
+
+
 def test_an_entry_without_a_pool_is_where_workers_reported_it() -> None:
     """Any worker that reads it serves it: taken for one of the common pool, its requests would wait there."""
-    assert declared(info("m", pool="gpu")) == {("m", "gpu"), ("gpu-m", "gpu")}
+    for at_ms in (NOW, NOW - HORIZON_MS - 1):
+        assert declared(info("m", pool="gpu", updated_at=at_ms)) == {("m", "gpu"), ("gpu-m", "gpu")}
+    left = info("m", pool="chat", updated_at=NOW - HORIZON_MS - 1)
+    assert declared(left, said("w2", OTHER, pool="chat")) == {("m", None), ("gpu-m", "gpu")}
+
+
+def order(name: str, pool: str | None = None, **fields: Any) -> DesiredState:
+    return DesiredState(kind="model", name=name, pool=pool, action="order", created_at=1, **fields)
+
+
+def after(orders: list[DesiredState], *records: ModelInfo) -> set[tuple[str, str | None]]:
+    """As `declared`, with these orders."""
+    fleet = fed(*records)
+    fleet.declare(DECLARED)
+    assert fleet.known(NOW, LATE).models
+    fleet.follow(orders)
+    return {(one.model, one.pool) for one in fleet.known(NOW, LATE).models}
+
+
+def test_an_order_removes_a_model_of_the_file_from_its_pool_alone() -> None:
+    """A request for it would start a worker, which cannot serve it."""
+    gone = order("gpu-m", "gpu", removed=True)
+    assert after([gone]) == {("m", None)}
+    assert after([gone, order("m", removed=True)]) == set()
+    assert after([order("gpu-m", "other", removed=True), order("m", "gpu", paused=True)]) == {
+        ("m", None),
+        ("gpu-m", "gpu"),
+    }
+
+
+def test_an_entry_without_a_pool_that_an_order_removes_is_not_in_the_common_pool_instead() -> None:
+    assert after([order("m", "gpu", removed=True)]) == {("gpu-m", "gpu")}
+    assert after([order("m", "gpu", removed=True)], info("m", pool="chat")) == {("m", "chat"), ("gpu-m", "gpu")}
+
+
+def test_a_model_that_an_order_added_outlives_its_last_worker_by_more_than_a_day() -> None:
+    entry = {"id": "new", "source": "x", "engine": "noop", "tasks": CHAT}
+    added = order("new", "gpu", entry=json.dumps(entry))
+    known = {("m", None), ("gpu-m", "gpu"), ("new", "gpu")}
+    assert after([added]) == known
+    assert after([added], info("new", pool="gpu", updated_at=NOW - HORIZON_MS - 1)) == known

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kit.records import model_info
 from penstock.gateway.metrics import GatewayMetrics, Gauges
-from penstock.gateway.service.model_queues import model_queues
+from penstock.gateway.service.model_queues import model_queues, paused_queues
 from penstock.gateway.view.census import Waiting
+from penstock.schemas.records import DesiredState
 
 NOW = 100_000
 MODELS = [model_info("m", aliases=["default"]), model_info("big", pool="gpu")]
@@ -54,4 +55,30 @@ def test_the_metrics_have_each_class_and_all_together() -> None:
         'penstock_model_oldest_age_seconds{class="low",model="m",pool=""} 6.0',
         'penstock_model_queue_depth{model="m",pool=""} 5.0',
         "penstock_streams 4.0",
+    } <= {*page.splitlines()}
+
+
+def order(kind: str, name: str, pool: str | None = None, *, paused: bool = True) -> DesiredState:
+    return DesiredState(kind=kind, name=name, pool=pool, action="pause", created_at=1, paused=paused)
+
+
+def test_for_what_an_order_pauses_no_worker_is_wanted() -> None:
+    """A worker that comes for it can start nothing of it."""
+    lines = [waiting(klass, *where, 2) for klass in ("high", "low") for where in (("m", None), ("big", "gpu"))]
+    depths, ages = model_queues(MODELS, [*lines, waiting("low", None, "gpu")], NOW)
+    orders = [order("model", "m"), order("class", "low", "gpu"), order("class", "high", "gpu", paused=False)]
+    paused = paused_queues(depths, orders)
+    assert paused == {
+        *((klass, "m", "") for klass in ("high", "medium", "low")),
+        *(("low", model, "gpu") for model in ("big", "none")),
+    }
+    gauges = Gauges(model_depth=depths, model_oldest_age_s=ages, paused=paused)
+    page = GatewayMetrics(lambda: gauges).render().decode()
+    assert {
+        'penstock_model_depth{class="high",model="m",pool=""} 0.0',
+        'penstock_model_oldest_age_seconds{class="high",model="m",pool=""} 0.0',
+        'penstock_model_depth{class="high",model="big",pool="gpu"} 2.0',
+        'penstock_model_oldest_age_seconds{class="high",model="big",pool="gpu"} 1.0',
+        'penstock_model_depth{class="low",model="none",pool="gpu"} 0.0',
+        'penstock_model_queue_depth{model="m",pool=""} 4.0',
     } <= {*page.splitlines()}

@@ -12,7 +12,7 @@ from penstock.common.model_pools import pool_of
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.limits.tenants import TenantWork
 from penstock.gateway.metrics import Gauges
-from penstock.gateway.service.model_queues import model_queues
+from penstock.gateway.service.model_queues import model_queues, paused_queues
 from penstock.gateway.service.models import public_models
 from penstock.gateway.service.open_transactions import Brokers, OpenTransactions
 from penstock.gateway.service.planning import plan
@@ -241,7 +241,12 @@ class Facts:
         depths, ages = self._view.census.queue_depths(at_ms)
         by_model, ages_by_model = model_queues(self.models(), self._view.census.waiting_by_class(at_ms), at_ms)
         return replace(
-            known, queue_depth=depths, oldest_age_s=ages, model_depth=by_model, model_oldest_age_s=ages_by_model
+            known,
+            queue_depth=depths,
+            oldest_age_s=ages,
+            model_depth=by_model,
+            model_oldest_age_s=ages_by_model,
+            paused=paused_queues(by_model, self._view.fleet.orders),
         )
 
     def tenant_stats(self, tenant: str) -> dict[str, Any]:

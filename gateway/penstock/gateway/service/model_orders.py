@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from penstock.common import admin
@@ -31,9 +31,9 @@ from penstock.gateway.service.submitting import SOURCE
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.liveness import ModelId
 from penstock.schemas.codec import Codec
-from penstock.schemas.desired import CLASS, MODEL, desired_key, model_key, ordered
+from penstock.schemas.desired import CLASS, MODEL, desired_key, key_of, model_key, ordered
 from penstock.schemas.errors import Conflict, InvalidRequest, NotFound, PenstockError
-from penstock.schemas.records import WorkerState
+from penstock.schemas.records import DesiredState, WorkerState
 from penstock.schemas.topics import CLASSES
 
 
@@ -44,13 +44,21 @@ class ModelOrders:
     """
 
     def __init__(
-        self, transport: AsyncTransport, facts: Facts, kafka: KafkaSettings, codec: Codec, threads: Threads
+        self,
+        transport: AsyncTransport,
+        facts: Facts,
+        kafka: KafkaSettings,
+        codec: Codec,
+        threads: Threads,
+        follow: Callable[[Sequence[DesiredState]], None],
     ) -> None:
+        """`follow` is told all desired state, whenever it was read or changed here."""
         self._transport = transport
         self._facts = facts
         self._kafka = kafka
         self._codec = codec
         self._threads = threads
+        self._follow = follow
         self._one_at_a_time = asyncio.Lock()
 
     async def models(self) -> list[Json]:
@@ -170,7 +178,9 @@ class ModelOrders:
 
     async def _read_desired(self) -> dict[str, Desired]:
         """Raises NotFound when the topic is missing, BrokerUnavailable."""
-        return await self._threads.metadata.run(read_desired, self._kafka, self._codec)
+        desired = await self._threads.metadata.run(read_desired, self._kafka, self._codec)
+        self._follow([one.state for one in desired.values()])
+        return desired
 
     async def _desired(self) -> dict[str, Desired]:
         """What an order begins from. Raises BrokerUnavailable, also when the topic is missing."""
@@ -195,6 +205,7 @@ class ModelOrders:
         state = None if former is None else former.state
         state = ordered(state, kind=kind, name=name, pool=pool, action=action, now_ms=now_ms(), entry=entry, by=by)
         revision = await self._produce(desired_record(state, self._kafka.names, self._codec, source=SOURCE))
+        self._follow([one.state for one in {**desired, key_of(state): Desired(state, revision)}.values()])
         return desired_json(state, revision)
 
     async def _produce(self, record: Outgoing) -> int:

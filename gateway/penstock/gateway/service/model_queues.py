@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from penstock.common.labels import NONE, OTHER
 from penstock.gateway.metrics import ModelQueue
 from penstock.gateway.view.census import Waiting
-from penstock.schemas.records import ModelInfo
+from penstock.schemas.desired import CLASS, MODEL
+from penstock.schemas.records import DesiredState, ModelInfo
 from penstock.schemas.topics import CLASSES
 
 
@@ -29,3 +30,13 @@ def model_queues(
         age_s = 0.0 if one.since_ms is None else max(0, now_ms - one.since_ms) / 1000
         ages[queue] = max(ages.get(queue, 0.0), age_s)
     return depths, ages
+
+
+def paused_queues(queues: Iterable[ModelQueue], orders: Iterable[DesiredState]) -> Set[ModelQueue]:
+    """Those of which nothing starts, by an order about their class or model."""
+    paused = {(one.kind, one.name, one.pool or "") for one in orders if one.paused}
+    return {
+        (klass, model, pool)
+        for klass, model, pool in queues
+        if not paused.isdisjoint(((CLASS, klass, pool), (MODEL, model, pool)))
+    }

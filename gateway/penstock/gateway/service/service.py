@@ -117,7 +117,7 @@ class GatewayService:
         facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times, transactions)
         turns = Turns(view, threads)
         lookups = Lookups(view, follower, hub, threads, outcomes, turns)
-        orders = ModelOrders(transport, facts, kafka, codec, threads)
+        orders = ModelOrders(transport, facts, kafka, codec, threads, view.fleet.follow)
         control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads, turns)
         submitting = Submitter(settings, transport, view, follower, codec, allowances, facts, artifacts.check_place)
         kept = FactsOfConversations(transport, view, follower, layout, kafka, codec, threads)

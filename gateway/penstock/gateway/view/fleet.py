@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.common.model_entry import ModelEntry
+from penstock.common.orders import effective_entries
 from penstock.common.reader import RawMessage
 from penstock.gateway.view.declared import declared_model
 from penstock.gateway.view.model_events import ModelEvents
 from penstock.schemas.codec import Codec
-from penstock.schemas.desired import model_key
-from penstock.schemas.records import ModelInfo, ModelState, WorkerState
+from penstock.schemas.desired import MODEL, key_of, model_key
+from penstock.schemas.records import DesiredState, ModelInfo, ModelState, WorkerState
 from penstock.schemas.topics import HORIZON_MS
 
 SERVING, STOPPED = "running", "stopped"
@@ -40,6 +41,9 @@ class Fleet:
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
+        self._configured: Sequence[ModelEntry] = ()
+        self.orders: Sequence[DesiredState] = ()
+        """What operators ordered, as far as it was read."""
         self._declared: dict[ModelKey, ModelEntry] = {}
         self.models: dict[ModelKey, ModelInfo] = {}
         self.workers: dict[str, WorkerState] = {}
@@ -53,7 +57,22 @@ class Fleet:
 
     def declare(self, entries: Iterable[ModelEntry]) -> None:
         """The models of this process' configuration, which are known while no worker of their pool lives."""
+        self._configured = list(entries)
+        self._declare()
+
+    def follow(self, orders: Sequence[DesiredState]) -> None:
+        """Orders remove models from the configuration, and add some."""
+        if orders != self.orders:
+            self.orders = orders
+            self._declare()
+
+    def _declare(self) -> None:
+        entries: list[ModelEntry] = []
+        for pool in {one.pool for one in (*self._configured, *self.orders)}:
+            ordered = {key_of(one): one for one in self.orders if one.pool == pool}
+            entries += effective_entries([one for one in self._configured if one.pool == pool], ordered)
         self._declared = {(entry.id, entry.pool or ""): entry for entry in entries}
+        self._kept = (float("-inf"), KnownModels())
 
     def on_model(self, message: RawMessage) -> None:
         self._kept = (float("-inf"), KnownModels())
@@ -128,25 +147,31 @@ class Fleet:
         models: list[ModelInfo] = []
         unsure: set[tuple[str, str | None]] = set()
         for key, info in self.models.items():
-            if info.updated_at < now_ms - HORIZON_MS and key not in self._declared:
-                continue  # nobody tells any more of one that left its configuration
             if key in served:
                 models.append(_together(info, served[key]))
                 if len({one.entry for one in served[key]}) > 1:
                     unsure.add((info.model, info.pool))
-            elif key[1] not in pools or not self._has_left(key, info, {one.worker_id for one in live}, now_ms):
-                models.append(info)
-        models += [declared_model(entry, now_ms) for entry in self._unreported(pools)]
+                continue
+            recent = info.updated_at >= now_ms - HORIZON_MS
+            if key[1] not in pools:
+                is_known = recent or not self._declared.keys().isdisjoint((key, (info.model, "")))
+            else:
+                is_known = recent and not self._has_left(key, info, {one.worker_id for one in live}, now_ms)
+            models += [info] if is_known else []
+        reported = {(one.model, one.pool or "") for one in models}
+        models += [declared_model(entry, now_ms) for entry in self._unreported(pools, reported)]
         return KnownModels(models, frozenset(unsure))
 
-    def _unreported(self, pools: Container[str]) -> Iterator[ModelEntry]:
+    def _unreported(self, pools: Container[str], reported: Collection[ModelKey]) -> Iterator[ModelEntry]:
         """Declared models without a record, unless their pool has workers: these serve other files.
 
-        An entry without a pool is served in any: with a record of it, that one says where.
+        An entry without a pool is served in any: with a record of it, that one says where. Without one, an order
+        that removed it from a pool says that it was there.
         """
-        reported = {model for model, _ in self.models}
+        somewhere = {model for model, _ in reported}
+        somewhere |= {one.name for one in self.orders if one.kind == MODEL and one.removed}
         for (model, pool), entry in self._declared.items():
-            if pool not in pools and (model, pool) not in self.models and (pool or model not in reported):
+            if pool not in pools and (model, pool) not in reported and (pool or model not in somewhere):
                 yield entry
 
     def _has_left(self, key: ModelKey, info: ModelInfo, live: Container[str], now_ms: int) -> bool:
