@@ -93,6 +93,9 @@ def test_a_wrong_field_does_not_conform(kind: str, field: str, value: object, tm
         ("kafka.bootstrapServers=", "kafka.bootstrapServers is required"),
         ("keys.existingSecret=", "keys.existingSecret is required"),
         ("pools.common.autoscaling.enabled=true", "pools: worker-common: autoscaling needs keda.enabled"),
+        ("pools.gpu_.gpus=1", "'gpu_' does not match pattern"),
+        ("pools.a_b.gpus=1,pools.a-b.gpus=1", "pools: two pools have the Deployment worker-a-b"),
+        ("pools.Common.gpus=1", "pools: two pools have the Deployment worker-common"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(argument: str, words: str) -> None:
