@@ -171,6 +171,16 @@ def test_every_workload_has_its_account_budget_and_network_policy(manifests: lis
         assert all(one.items() <= labels.items() for one in selectors)
 
 
+def test_only_clients_prometheus_and_other_gateways_reach_a_gateway_whose_clients_are_named() -> None:
+    clients = "networkPolicy.clients[0].podSelector.matchLabels.app=shop"
+    policies = of_kind(rendered(values_file("values-small.yaml"), f"--set={clients}"), "NetworkPolicy")
+    allowed = {name: policy["spec"]["ingress"][0]["from"] for name, policy in policies.items()}
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    gateways = {"podSelector": policies["gateway"]["spec"]["podSelector"]}
+    assert allowed.pop("gateway") == [{"podSelector": {"matchLabels": {"app": "shop"}}}, prometheus, gateways]
+    assert all(peers == [prometheus] for peers in allowed.values())
+
+
 def test_every_claim_of_a_pod_is_made(manifests: list[Manifest]) -> None:
     made = {f"{RELEASE}-{name}" for name in of_kind(manifests, "PersistentVolumeClaim")}
     claims = [one.get("persistentVolumeClaim") for pod in pods(manifests).values() for one in pod["volumes"]]
