@@ -60,6 +60,8 @@ class Trigger:
     threshold: float
     per_worker: bool
     """The value is shared by the workers; else it is compared as it is."""
+    ignores_null: bool
+    """A query that finds nothing has the value 0; else it is an error."""
 
 
 def triggers(scaled: Manifest) -> list[Trigger]:
@@ -68,6 +70,7 @@ def triggers(scaled: Manifest) -> list[Trigger]:
             query=one["metadata"]["query"],
             threshold=float(one["metadata"]["threshold"]),
             per_worker=one["metricType"] == "AverageValue",
+            ignores_null=one["metadata"].get("ignoreNullValues", "true") == "true",
         )
         for one in scaled["spec"]["triggers"]
         if one["type"] == "prometheus"

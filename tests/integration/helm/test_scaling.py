@@ -51,6 +51,11 @@ def submit(gateway: Process, model: str, priority: int) -> str:
     return gateway.submit(model=model, priority=priority)
 
 
+def known(value: float | None) -> float:
+    assert value is not None, "a query found nothing"
+    return value
+
+
 def worker(system: System, name: str, pool: str) -> Process:
     return system.worker(name, env={"PENSTOCK_WORKER__POOL": pool, "PENSTOCK_WORKER__WORKER_ID": name})
 
@@ -78,7 +83,7 @@ def test_a_model_without_any_worker_is_what_starts_one(system: System, prometheu
     def values(pool: str) -> dict[str, float]:
         found = triggers(scaled[f"worker-{pool}"])
         names = ["running", *(f"{klass} {what}" for klass in CLASSES for what in ("depth", "age"))]
-        seen = {name: prometheus.value(one.query) for name, one in zip(names, found, strict=True)}
+        seen = {name: known(prometheus.of(one)) for name, one in zip(names, found, strict=True)}
         return {**seen, "depth": sum(seen[f"{klass} depth"] for klass in CLASSES)}
 
     def becomes(**expected: float) -> None:
@@ -113,7 +118,7 @@ class Pool:
 
     def scale(self) -> int:
         """Look at the metrics once, and start or stop workers. Returns how many there are."""
-        values = [self.prometheus.value(one.query) for one in self.scaler.triggers]
+        values = [self.prometheus.of(one) for one in self.scaler.triggers]
         now_s = time.monotonic()
         replicas = self.scaler.replicas(values, now_s)
         while len(self.workers) < replicas:
@@ -148,11 +153,29 @@ WAVES = [[(4.0, 10), (26.0, 10)], [(4.0, 8)]]
 """Requests each second, and for how many seconds. A worker ends ten each second. Nothing comes until all have gone."""
 
 
+def chat_in_quick_motion() -> Scaler:
+    options = [f"--set-json=pools.chat.autoscaling.{name}={value}" for name, value in IN_QUICK_MOTION.items()]
+    return Scaler(of_kind(rendered(values_file("values-gpu.yaml"), *options), "ScaledObject")["worker-chat"])
+
+
+def test_no_worker_ends_while_no_gateway_is_scraped(system: System, prometheus: Prometheus) -> None:
+    scaler = chat_in_quick_motion()
+
+    def values() -> list[float | None]:
+        return [prometheus.of(one) for one in scaler.triggers]
+
+    submit(system.process("g1"), "chat-model", 5)
+    wait_until(lambda: scaler.replicas(values(), now_s=0) == 1, 60, values)
+    for gateway in system.processes:
+        gateway.kill9()
+    wait_until(lambda: values() == [0, None, None], 60, values)
+    assert scaler.replicas(values(), now_s=1_000) == 1
+    assert scaler.replicas([0, 0, 0], now_s=1_000) == 0
+
+
 def test_a_day_in_quick_motion_loses_nothing_and_does_not_flap(system: System, prometheus: Prometheus) -> None:
     """The scaler's formula, fed by the queries of the chart, starts and stops workers: from none, and to none."""
-    options = [f"--set-json=pools.chat.autoscaling.{name}={value}" for name, value in IN_QUICK_MOTION.items()]
-    scaled = of_kind(rendered(values_file("values-gpu.yaml"), *options), "ScaledObject")["worker-chat"]
-    pool, gateway, ids = Pool(system, prometheus, Scaler(scaled)), system.process("g1"), list[str]()
+    pool, gateway, ids = Pool(system, prometheus, chat_in_quick_motion()), system.process("g1"), list[str]()
     most = 0
     assert pool.scale() == 0
     for wave in WAVES:
