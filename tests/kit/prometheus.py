@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Prometheus:
 
 
 @contextmanager
-def scraping(folder: Path, ports: Mapping[str, int], namespace: str) -> Iterator[Prometheus]:
+def scraping(folder: Path, ports: Mapping[str, int], namespace: str) -> Generator[Prometheus]:
     """`ports`: by name of the pod, where its /metrics is."""
     port = free_port()
     targets = [

@@ -56,7 +56,7 @@ class Scaler:
     def _recommended(self, trigger: Trigger, value: float | None) -> int:
         if value is None:
             return self._replicas
-        ratio = value / trigger.threshold / (self._replicas if trigger.per_worker else 1)
+        ratio = value / trigger.threshold / self._replicas
         return self._replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * self._replicas)
 
     def _left(self, policy: Manifest, sign: int, now_s: float) -> int:

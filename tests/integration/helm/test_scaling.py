@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 
 SELECTOR = re.compile(r"(penstock_\w+)\{([^}]*)\}")
 OF_KUBERNETES = {"namespace", "pod"}
+OPTIONS = {"slots": 4, "tokens": 4, "load_ms": 3_000}
 RUN_MS = {"chat": 400, "images": 12_000}
 """By pool, how long a run of its model takes: of each worker four at a time."""
 
@@ -31,7 +33,7 @@ RUN_MS = {"chat": 400, "images": 12_000}
 def system(make_system: Callable[..., System]) -> System:
     """Two gateways of an installation whose pools never had a worker."""
     models = [
-        {**NOOP, "id": f"{pool}-model", "pool": pool, "options": {"slots": 4, "tokens": 4, "delay_ms": run_ms // 4}}
+        {**NOOP, "id": f"{pool}-model", "pool": pool, "options": {**OPTIONS, "delay_ms": run_ms // 4}}
         for pool, run_ms in RUN_MS.items()
     ]
     made = make_system(models=models)
@@ -78,11 +80,13 @@ def test_the_queries_name_metrics_and_labels_that_a_gateway_exports(system: Syst
 
 def test_a_model_without_any_worker_is_what_starts_one(system: System, prometheus: Prometheus) -> None:
     """Each of two gateways reports the whole; the queries count it once."""
-    scaled = of_kind(rendered(values_file("values-gpu.yaml")), "ScaledObject")
+    targets = json.dumps([{"class": klass, "depth": 8, "oldestSeconds": 1} for klass in CLASSES])
+    option = f"--set-json=pools.images.autoscaling.targets={targets}"
+    scaled = of_kind(rendered(values_file("values-gpu.yaml"), option), "ScaledObject")
 
     def values(pool: str) -> dict[str, float]:
         found = triggers(scaled[f"worker-{pool}"])
-        names = ["running", *(f"{klass} {what}" for klass in CLASSES for what in ("depth", "age"))]
+        names = ["running", *(f"{klass} {what}" for klass in CLASSES for what in ("depth", "late"))]
         seen = {name: known(prometheus.of(one)) for name, one in zip(names, found, strict=True)}
         return {**seen, "depth": sum(seen[f"{klass} depth"] for klass in CLASSES)}
 
@@ -94,11 +98,11 @@ def test_a_model_without_any_worker_is_what_starts_one(system: System, prometheu
     priorities = (0, 0, 5, 5, 5, 8)
     ids = [submit(system.process(f"g{n % 2 + 1}"), "images-model", one) for n, one in enumerate(priorities)]
     becomes(**{"running": 0, "high depth": 2, "medium depth": 3, "low depth": 1})
-    wait_until(lambda: min(values("images")[f"{klass} age"] for klass in CLASSES) > 1, 60)
+    becomes(**{"high late": 2, "medium late": 3, "low late": 1})
     assert values("chat") == idle
 
     worker(system, "w1", "images")
-    becomes(running=4, depth=2)
+    becomes(**{"running": 4, "depth": 2, "high late": 0, "medium late": 1 + 4, "low late": 1 + 4})
     assert values("chat") == idle
     becomes(**idle)
     assert {system.process("g1").request(one, wait=30)["status"] for one in ids} == {"completed"}
@@ -158,14 +162,18 @@ def chat_in_quick_motion() -> Scaler:
     return Scaler(of_kind(rendered(values_file("values-gpu.yaml"), *options), "ScaledObject")["worker-chat"])
 
 
-def test_no_worker_ends_while_no_gateway_is_scraped(system: System, prometheus: Prometheus) -> None:
+def test_one_late_request_starts_one_worker_which_stays_while_no_gateway_is_scraped(
+    system: System, prometheus: Prometheus
+) -> None:
+    """No worker takes the request: a load may take so long."""
     scaler = chat_in_quick_motion()
 
     def values() -> list[float | None]:
         return [prometheus.of(one) for one in scaler.triggers]
 
     submit(system.process("g1"), "chat-model", 5)
-    wait_until(lambda: scaler.replicas(values(), now_s=0) == 1, 60, values)
+    wait_until(lambda: values() == [0, 1, 1], 60, values)
+    assert {scaler.replicas([0, 1, 1], now_s) for now_s in range(100)} == {1}
     for gateway in system.processes:
         gateway.kill9()
     wait_until(lambda: values() == [0, None, None], 60, values)
