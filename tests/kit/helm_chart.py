@@ -54,23 +54,24 @@ def containers(pod: Manifest) -> Iterator[Manifest]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trigger:
-    """One of a ScaledObject: a query, and what KEDA and the autoscaler make of its value."""
+    """One of a ScaledObject: a query, whose value is shared by the workers."""
 
     query: str
     threshold: float
-    per_worker: bool
-    """The value is shared by the workers; else it is compared as it is."""
+    ignores_null: bool
+    """A query that finds nothing has the value 0; else it is an error."""
 
 
 def triggers(scaled: Manifest) -> list[Trigger]:
+    found = [one for one in scaled["spec"]["triggers"] if one["type"] == "prometheus"]
+    assert {one["metricType"] for one in found} == {"AverageValue"}
     return [
         Trigger(
             query=one["metadata"]["query"],
             threshold=float(one["metadata"]["threshold"]),
-            per_worker=one["metricType"] == "AverageValue",
+            ignores_null=one["metadata"].get("ignoreNullValues", "true") == "true",
         )
-        for one in scaled["spec"]["triggers"]
-        if one["type"] == "prometheus"
+        for one in found
     ]
 
 

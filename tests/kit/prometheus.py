@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import yaml
 
+from kit.helm_chart import Trigger
 from penstock.cli.paths import free_port
 from stock_clients import tool
 from support import wait_until
@@ -21,17 +22,22 @@ class Prometheus:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def value(self, query: str) -> float:
-        """The one value of a query, as KEDA's scaler takes it; 0 if it finds nothing."""
+    def of(self, trigger: Trigger) -> float | None:
+        """The value of a trigger, as KEDA's scaler takes it; None is an error."""
+        value = self.value(trigger.query)
+        return 0.0 if value is None and trigger.ignores_null else value
+
+    def value(self, query: str) -> float | None:
+        """The one value of a query; None if it finds nothing."""
         answer = httpx.get(f"{self._url}/api/v1/query", params={"query": query}, timeout=20)
         answer.raise_for_status()
         samples = answer.json()["data"]["result"]
         assert len(samples) <= 1, f"KEDA takes one value: {query} has {samples}"
-        return float(samples[0]["value"][1]) if samples else 0.0
+        return float(samples[0]["value"][1]) if samples else None
 
 
 @contextmanager
-def scraping(folder: Path, ports: Mapping[str, int], namespace: str) -> Iterator[Prometheus]:
+def scraping(folder: Path, ports: Mapping[str, int], namespace: str) -> Generator[Prometheus]:
     """`ports`: by name of the pod, where its /metrics is."""
     port = free_port()
     targets = [
@@ -61,6 +67,6 @@ def scraping(folder: Path, ports: Mapping[str, int], namespace: str) -> Iterator
 
 def _answers(prometheus: Prometheus) -> float:
     try:
-        return prometheus.value("sum(up)")
+        return prometheus.value("sum(up)") or 0
     except httpx.HTTPError:
         return 0

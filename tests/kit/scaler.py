@@ -29,13 +29,13 @@ class Scaler:
         self._wanted: list[tuple[float, int]] = []
         self._changes: list[tuple[float, int]] = []
 
-    def replicas(self, values: Sequence[float], now_s: float) -> int:
-        """How many pods there are to be, with these values of the triggers."""
-        if any(value > 0 for value in values):
+    def replicas(self, values: Sequence[float | None], now_s: float) -> int:
+        """How many pods there are to be, with these values of the triggers. An error, None, lets no pod go."""
+        if any(value is not None and value > 0 for value in values):
             self._active_s = now_s
         if self._replicas == 0:
             wanted = max(1, self._least) if self._active_s == now_s else self._least
-        elif self._least == 0 and now_s - self._active_s >= self._cooldown_s:
+        elif self._least == 0 and now_s - self._active_s >= self._cooldown_s and None not in values:
             wanted = 0
         else:
             wanted = self._by_autoscaler(values, now_s)
@@ -44,7 +44,7 @@ class Scaler:
             self._replicas = wanted
         return wanted
 
-    def _by_autoscaler(self, values: Sequence[float], now_s: float) -> int:
+    def _by_autoscaler(self, values: Sequence[float | None], now_s: float) -> int:
         wanted = max(map(self._recommended, self.triggers, values))
         self._wanted = [one for one in self._wanted if one[0] > now_s - self._window_s] + [(now_s, wanted)]
         if wanted <= self._replicas:  # stabilized: the highest of the window
@@ -53,8 +53,10 @@ class Scaler:
         least = self._replicas - self._left(self._down, -1, now_s)
         return max(1, self._least, least, min(wanted, most, self._most))
 
-    def _recommended(self, trigger: Trigger, value: float) -> int:
-        ratio = value / trigger.threshold / (self._replicas if trigger.per_worker else 1)
+    def _recommended(self, trigger: Trigger, value: float | None) -> int:
+        if value is None:
+            return self._replicas
+        ratio = value / trigger.threshold / self._replicas
         return self._replicas if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * self._replicas)
 
     def _left(self, policy: Manifest, sign: int, now_s: float) -> int:

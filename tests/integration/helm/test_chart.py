@@ -93,6 +93,9 @@ def test_a_wrong_field_does_not_conform(kind: str, field: str, value: object, tm
         ("kafka.bootstrapServers=", "kafka.bootstrapServers is required"),
         ("keys.existingSecret=", "keys.existingSecret is required"),
         ("pools.common.autoscaling.enabled=true", "pools: worker-common: autoscaling needs keda.enabled"),
+        ("pools.gpu_.gpus=1", "'gpu_' does not match pattern"),
+        ("pools.a_b.gpus=1,pools.a-b.gpus=1", "pools: two pools have the Deployment worker-a-b"),
+        ("pools.Common.gpus=1", "pools: two pools have the Deployment worker-common"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(argument: str, words: str) -> None:
@@ -166,6 +169,16 @@ def test_every_workload_has_its_account_budget_and_network_policy(manifests: lis
             of_kind(manifests, "NetworkPolicy")[name]["spec"]["podSelector"]["matchLabels"],
         ]
         assert all(one.items() <= labels.items() for one in selectors)
+
+
+def test_only_clients_prometheus_and_other_gateways_reach_a_gateway_whose_clients_are_named() -> None:
+    clients = "networkPolicy.clients[0].podSelector.matchLabels.app=shop"
+    policies = of_kind(rendered(values_file("values-small.yaml"), f"--set={clients}"), "NetworkPolicy")
+    allowed = {name: policy["spec"]["ingress"][0]["from"] for name, policy in policies.items()}
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    gateways = {"podSelector": policies["gateway"]["spec"]["podSelector"]}
+    assert allowed.pop("gateway") == [{"podSelector": {"matchLabels": {"app": "shop"}}}, prometheus, gateways]
+    assert all(peers == [prometheus] for peers in allowed.values())
 
 
 def test_every_claim_of_a_pod_is_made(manifests: list[Manifest]) -> None:

@@ -59,7 +59,11 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- $_ := set $settings "WORKER__POOL" $pool }}
 {{- end }}
 {{- $_ := set $own "settings" $settings }}
-{{- $_ := set $found (printf "worker-%s" $pool | replace "_" "-" | lower) (merge $own $merged) }}
+{{- $name := printf "worker-%s" $pool | replace "_" "-" | lower }}
+{{- if hasKey $found $name }}
+{{- fail (printf "pools: two pools have the Deployment %s" $name) }}
+{{- end }}
+{{- $_ := set $found $name (merge $own $merged) }}
 {{- end }}
 {{- toJson $found }}
 {{- end }}
