@@ -34,7 +34,7 @@ class Gauges:
     model_depth: Mapping[ModelQueue, int] = field(default_factory=dict[ModelQueue, int])
     model_oldest_age_s: Mapping[ModelQueue, float] = field(default_factory=dict[ModelQueue, float])
     paused: Collection[ModelQueue] = frozenset()
-    """Those of which nothing starts: scalers see them as empty."""
+    """Those of which nothing starts: no worker is needed for them."""
     inflight: int = 0
     streams: int = 0
     ws_clients: int = 0
@@ -94,16 +94,14 @@ class _GaugeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         read, gauges = self._metrics, self._metrics.read_gauges()
         of_model = ["class", "model", "pool"]
-        depth, age_s = (
-            {queue: 0 if queue in gauges.paused else value for queue, value in values.items()}
-            for values in (gauges.model_depth, gauges.model_oldest_age_s)
-        )
+        depth, paused = gauges.model_depth, {queue: int(queue in gauges.paused) for queue in gauges.model_depth}
         families: list[tuple[str, str, list[str], Mapping[Any, int | float]]] = [
             ("queue_depth", "Requests accepted and not running.", ["class"], gauges.queue_depth),
             ("oldest_age_seconds", "Age of the oldest of them.", ["class"], gauges.oldest_age_s),
-            ("model_depth", "Requests that wait and are not paused, by model.", of_model, depth),
-            ("model_oldest_age_seconds", "Age of the oldest of them.", of_model, age_s),
-            ("model_queue_depth", "Requests that wait, by model.", of_model[1:], _all_classes(gauges.model_depth)),
+            ("model_depth", "Requests accepted and not running, by model.", of_model, depth),
+            ("model_oldest_age_seconds", "Age of the oldest of them.", of_model, gauges.model_oldest_age_s),
+            ("model_paused", "1 while an order pauses the class or the model.", of_model, paused),
+            ("model_queue_depth", "The same of all classes.", ["model", "pool"], _all_classes(depth)),
             ("device_memory_bytes", "Memory of all workers' devices.", ["device", "kind"], gauges.device_memory),
             ("batch_size", "Requests running, by model.", ["model"], gauges.running),
             ("dlq_letters", "Dead letters that lie on their topic, by reason.", ["reason"], read.read_letters()),

@@ -63,7 +63,7 @@ def order(kind: str, name: str, pool: str | None = None, *, paused: bool = True)
 
 
 def test_for_what_an_order_pauses_no_worker_is_wanted() -> None:
-    """A worker that comes for it can start nothing of it."""
+    """A worker that comes for it can start nothing of it. Its depth stays what it is."""
     lines = [waiting(klass, *where, 2) for klass in ("high", "low") for where in (("m", None), ("big", "gpu"))]
     depths, ages = model_queues(MODELS, [*lines, waiting("low", None, "gpu")], NOW)
     orders = [order("model", "m"), order("class", "low", "gpu"), order("class", "high", "gpu", paused=False)]
@@ -75,10 +75,9 @@ def test_for_what_an_order_pauses_no_worker_is_wanted() -> None:
     gauges = Gauges(model_depth=depths, model_oldest_age_s=ages, paused=paused)
     page = GatewayMetrics(lambda: gauges).render().decode()
     assert {
-        'penstock_model_depth{class="high",model="m",pool=""} 0.0',
-        'penstock_model_oldest_age_seconds{class="high",model="m",pool=""} 0.0',
-        'penstock_model_depth{class="high",model="big",pool="gpu"} 2.0',
-        'penstock_model_oldest_age_seconds{class="high",model="big",pool="gpu"} 1.0',
-        'penstock_model_depth{class="low",model="none",pool="gpu"} 0.0',
+        'penstock_model_depth{class="high",model="m",pool=""} 2.0',
+        'penstock_model_paused{class="high",model="m",pool=""} 1.0',
+        'penstock_model_paused{class="high",model="big",pool="gpu"} 0.0',
+        'penstock_model_paused{class="low",model="none",pool="gpu"} 1.0',
         'penstock_model_queue_depth{model="m",pool=""} 4.0',
     } <= {*page.splitlines()}
