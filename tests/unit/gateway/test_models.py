@@ -44,6 +44,9 @@ def test_names_that_are_found(task: str, name: str | None, pool: str | None, fou
 def test_a_name_waits_while_no_model_is_reported_and_between_two_the_workers_choose() -> None:
     assert [find_model([], "text_generation", name, None) for name in ("anything", None)] == [None, None]
     assert find_model([model_info("a", "embedding"), model_info("b", "embedding")], "embedding", None, None) is None
+    declared = [model_info("a", worker_id="")]
+    asked = [("text_generation", "a"), ("text_generation", None), ("text_generation", "b"), ("image_editing", None)]
+    assert [find_model(declared, task, name, None) for task, name in asked] == ["a", "a", None, None], "not by workers"
 
 
 SERVED_ARE = "tasks that are served:"

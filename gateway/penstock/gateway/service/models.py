@@ -38,11 +38,13 @@ def model_or_refusal(models: Iterable[ModelInfo], request: InferenceRequest) -> 
 def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: str | None) -> str | None:
     """The id that `name` (an id or alias) stands for in a pool; None if it is left to the workers.
 
-    Raises ModelNotFound when workers have told their models and none of them fits. Before any has, a request waits.
+    Raises ModelNotFound when workers have told their models and none of them fits. Before any has, a request waits:
+    what the configuration of this process declares need not be all that there is.
     """
     known = [model for model in models if model.pool == pool]
     fitting = [model for model in known if task in model.tasks]
-    if name is None and known and not fitting:
+    told = any(model.worker_id for model in known)
+    if name is None and told and not fitting:
         served = ", ".join(sorted({one for model in known for one in model.tasks})) or "none"
         where = "" if pool is None else f" of the pool {pool}"
         raise ModelNotFound(f"no model{where} does {task}; tasks that are served: {served}", param="model")
@@ -51,7 +53,7 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
     for model in fitting:
         if name == model.model or name in model.aliases:
             return model.model
-    if not known:
+    if not told:
         return None
     there = named({model.model for model in fitting})
     if any(name == model.model or name in model.aliases for model in known):
@@ -118,7 +120,8 @@ def _serving(models: Iterable[ModelInfo], request: InferenceRequest) -> list[Mod
     return [
         one
         for one in models
-        if one.pool == request.pool
+        if one.worker_id
+        and one.pool == request.pool
         and request.task in one.tasks
         and (request.model is None or request.model == one.model or request.model in one.aliases)
     ]
