@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -202,4 +203,6 @@ def test_a_day_in_quick_motion_loses_nothing_and_does_not_flap(system: System, p
     assert most >= 2
     shown = [gateway.request(one) for one in ids]
     assert {one["status"] for one in shown} == {"completed"}, "all before the last worker left"
-    assert {one.wait_dead() for one in pool.ended} == {0}
+    for worker in pool.ended:  # one that had not started yet has no handler of the signal
+        code, log = worker.wait_dead(), worker.log.read_text()
+        assert code == 0 or (code == -signal.SIGTERM and "worker.started" not in log), (code, log)
