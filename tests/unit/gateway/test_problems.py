@@ -89,8 +89,8 @@ TELLS = [
     tells(
         "no_worker",
         seen(LOST, live("new", state="starting"), running=14),
-        affects="0 requests wait; 14 that ran wait for another worker",
-        cause="no worker is alive: w stopped reporting; new is starting",
+        affects="0 requests wait; 14 that ran wait for another worker; new is starting",
+        cause="no worker is alive: w stopped reporting",
         action=Action(label="see what it waits for", command="penstock workers list"),
     ),
     tells("worker_silent", seen(live(), live("gone", updated_at=NOW - 59_000)), subject="gone"),

@@ -331,13 +331,16 @@ def _workers(seen: Seen) -> Iterator[Found]:
 
 
 def _no_worker(seen: Seen) -> Found:
-    waits, cut = _Waits.of(seen.waiting).text, f"; {seen.running:,} that ran wait for another worker"
     starting = sorted(one.worker_id for one in seen.live if one.state == "starting")
-    cause = seen.liveness.degraded_for_operators or ""
+    affects = [
+        _Waits.of(seen.waiting).text,
+        f"{seen.running:,} that ran wait for another worker" if seen.running else "",
+        f"{', '.join(starting)} is starting" if starting else "",
+    ]
     return Found(
         problem="no_worker",
-        affects=waits + (cut if seen.running else ""),
-        cause=cause + (f"; {', '.join(starting)} is starting" if starting else ""),
+        affects="; ".join(filter(None, affects)),
+        cause=seen.liveness.degraded_for_operators or "",  # by this it is one problem, also while a worker starts
         action=Action(label="see what it waits for", command="penstock workers list")
         if starting
         else Action(label="start a worker", command="penstock worker"),
