@@ -143,7 +143,7 @@ function Device({one, worker, models}) {
   return html`<div><div class="row"><bdi>${one.worker_id}</bdi> ${one.device}
       <span class="figure">${gib(one.reserved_bytes)}</span><span class="faint">of ${gib(one.limit_bytes)} reserved${
         one.foreign_bytes ? `, ${gib(one.foreign_bytes)} of other processes` : ""}</span>
-      <span>${slots.includes(null) ? `${running} running` : `${running} of ${times(free, "slot")}`}</span></div>
+      ${there.length > 0 && html`<span>${slots.includes(null) ? `${running} running` : `${running} of ${times(free, "slot")}`}</span>`}</div>
     <${Memory} of=${one} /></div>`;
 }
 
