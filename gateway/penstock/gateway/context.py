@@ -79,7 +79,9 @@ class GatewayContext:
         if self.connected is None:
             return BrokerUnavailable(f"the gateway waits for its broker: {self.waits_for}", retry_after_s=1)
         if scope != "admin" and (reason := self.connected.facts.catching_up()) is not None:
-            return Overloaded(f"this gateway is {reason}; come again, at any other at once", retry_after_s=1)
+            return Overloaded(
+                f"this gateway is {reason}: use another gateway now, or retry here in 1 s", retry_after_s=1
+            )
         return None
 
     def read_headers(self) -> RawHeaders:

@@ -25,11 +25,11 @@ from penstock.gateway.service.open_transactions import HELD_MS, OpenTransactions
 from penstock.gateway.service.subscriptions import Subscriptions
 from penstock.gateway.service.turns import Turns
 from penstock.gateway.threads import Threads
+from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import StatusFrame
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outputs import artifact_ids_of
-from penstock.gateway.view.past import Past
 from penstock.gateway.view.rows import restored, row_of, snapshot
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound, PenstockError
@@ -78,8 +78,8 @@ def test_what_is_half_read_is_in_no_gauge(view_gateway: ViewGateway) -> None:
     view, known = view_gateway.view, facts_of(view_gateway.view)
     at_ms = now_ms()
     view.fleet.models = {("m", ""): model_info(updated_at=at_ms)}
-    view.begin_past(Past({}, {REQUESTS: 1}, 0, at_ms))
-    view.apply_past([view_gateway.message(REQUESTS, request(model="m"))])
+    view.begin_backfill(Backfill({}, {REQUESTS: 1}, 0, at_ms))
+    view.apply_backfill([view_gateway.message(REQUESTS, request(model="m"))])
     view_gateway.read(REQUESTS, request("new", model="m"), timestamp_ms=at_ms)
     names = ("queue_depth", "oldest_age_seconds", "model_depth", "model_oldest_age_seconds", "model_queue_depth")
 
@@ -89,7 +89,7 @@ def test_what_is_half_read_is_in_no_gauge(view_gateway: ViewGateway) -> None:
 
     assert (known.gauges().inflight, known.stats()["inflight"], view.live_count) == (1, 1, 2)
     assert shown() == (False,) * 5
-    view.end_past()
+    view.end_backfill()
     assert (known.gauges().inflight, known.stats()["inflight"]) == (2, 2)
     assert shown() == (True,) * 5
     assert known.gauges().queue_depth["medium"] == 2

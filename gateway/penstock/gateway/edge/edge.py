@@ -369,7 +369,7 @@ class Edge:
 
 def _restarts(rules: Rules) -> Overloaded:
     """What a stop cuts: of a submission nobody can say whether its record was acknowledged."""
-    reason = "the gateway restarts; come again, at any other at once"
+    reason = "the gateway restarts: use another gateway now, or retry here in 1 s"
     if rules.scope == "submit":
         reason += ": the request may be accepted already, which the same Idempotency-Key finds out"
     return Overloaded(reason, retry_after_s=1)

@@ -77,7 +77,11 @@ class Facts:
         home = _ANYWHERE
         if request.conversation_id is not None:
             home = self._view.pool_of_conversation(request.tenant, request.conversation_id, _ANYWHERE)
-            if home is _ANYWHERE and self._view.past is not None and any(one.pool is not None for one in self.models()):
+            if (
+                home is _ANYWHERE
+                and self._view.backfill is not None
+                and any(one.pool is not None for one in self.models())
+            ):
                 self._follower.check_whole()  # a turn of it may wait in any pool
         if home is _ANYWHERE:
             if request.pool is not None or request.model is None:
@@ -97,7 +101,7 @@ class Facts:
 
     def history_until_ms(self) -> int | None:
         """Up to when this gateway knows the history; None once it knows all."""
-        return None if self._view.past is None else self._view.past.until_ms
+        return None if self._view.backfill is None else self._view.backfill.until_ms
 
     def readiness(self) -> Readiness:
         return self._follower.readiness()
@@ -235,7 +239,7 @@ class Facts:
             device_memory=memory,
             running=dict(self._view.census.running),
         )
-        if self._view.past is not None:
+        if self._view.backfill is not None:
             return known
         at_ms = now_ms()
         depths, ages = self._view.census.queue_depths(at_ms)

@@ -18,11 +18,11 @@ from penstock.common.reader import BatchQueue, PartitionReader
 from penstock.common.settings import KafkaSettings
 from penstock.common.tasks import end_all
 from penstock.gateway.threads import Threads
+from penstock.gateway.view.backfill import Backfill, records_between
+from penstock.gateway.view.backfill_reader import BackfillReader
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.history import KEPT_MINUTES, MINUTE_MS
 from penstock.gateway.view.ordered_reading import CROWDED, OrderedReading
-from penstock.gateway.view.past import Past, records_between
-from penstock.gateway.view.past_reader import PastReader
 from penstock.gateway.view.piece_reader import PieceReader
 from penstock.gateway.view.pieces import FOLDED_AT_ONCE, Folding, folds
 from penstock.gateway.view.progress import Progress
@@ -114,7 +114,7 @@ class Follower:
         self._folding = Folding(view.apply, view.offsets)
         self._first: Mapping[TP, int] = {}
         """Up to where models, reports and claims are read before anybody is served."""
-        self._past: PastReader | None = None
+        self._backfill: BackfillReader | None = None
         """There while the history is read."""
         self._is_unmarked = False
         """The history was read, and the file does not say so yet."""
@@ -141,7 +141,7 @@ class Follower:
         # Facts of conversations are read from their first record at each start, whatever the file holds.
         to_read = {tp: end for tp, end in ends.items() if tp[0] != self._settings.names.conversation_facts}
         if records_between(begin, to_read) > READ_FIRST:
-            begin = await self._leave_the_past(begin, ends, since_ms)
+            begin = await self._begin_backfill(begin, ends, since_ms)
         self._selection = Selection(
             self._settings.names,
             frozenset(always_read(self._settings.names)),
@@ -174,23 +174,23 @@ class Follower:
         ]
 
     async def _ends_of(self, begin: Mapping[TP, int]) -> dict[TP, int]:
-        """The ends of these partitions. Those of requests are asked for last, see `Past`."""
+        """The ends of these partitions. Those of requests are asked for last, see `Backfill`."""
         ends: dict[TP, int] = {}
         for of_requests in (False, True):
             some = [tp for tp in begin if self._settings.names.is_request_topic(tp[0]) is of_requests]
             ends |= await self._threads.metadata.run(admin.end_offsets, self._settings, some)
         return ends
 
-    async def _leave_the_past(self, begin: Mapping[TP, int], ends: Mapping[TP, int], since_ms: int) -> dict[TP, int]:
+    async def _begin_backfill(self, begin: Mapping[TP, int], ends: Mapping[TP, int], since_ms: int) -> dict[TP, int]:
         """Follow from these ends on, and read what lies before them while this view serves. From where to follow."""
         names = self._settings.names
         told = {tp: end for tp, end in ends.items() if tp[0] != names.conversation_facts}
-        past = Past(begin, told, since_ms, now_ms())
+        backfill = Backfill(begin, told, since_ms, now_ms())
         await asyncio.to_thread(self._store.is_whole, False)
-        self._view.begin_past(past)
-        self._past = PastReader(self._settings, self._view, self._store, self._threads, begin, past)
+        self._view.begin_backfill(backfill)
+        self._backfill = BackfillReader(self._settings, self._view, self._store, self._threads, begin, backfill)
         # Commands are few, and what was erased must be known to be so at once.
-        return {**begin, **{tp: end for tp, end in past.ends.items() if tp[0] != names.control}}
+        return {**begin, **{tp: end for tp, end in backfill.ends.items() if tp[0] != names.control}}
 
     async def _guard(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -227,7 +227,7 @@ class Follower:
                 log_at_s = time.monotonic() + LOG_PROGRESS_S
             self._view.flush()
             self._view.put_aside(PUT_ASIDE)
-            for reader in (self._reader, self._past):
+            for reader in (self._reader, self._backfill):
                 if reader is not None and reader.failure is not None:
                     self._fail(f"reading the topics failed: {reader.failure}")
 
@@ -279,16 +279,18 @@ class Follower:
                 if self._reading is not None:
                     self._reading.finish()
                 self._on_caught_up()
-                if self._past is not None:
-                    self._tasks.append(self._loop.create_task(self._guard("history", self._read_past(self._past))))
+                if self._backfill is not None:
+                    self._tasks.append(
+                        self._loop.create_task(self._guard("history", self._read_backfill(self._backfill)))
+                    )
                 logger.info("follower.caught_up live=%d", self._view.live_count)
             except PenstockError as error:
                 logger.warning("follower.not_caught_up error=%s", error.code)
                 await asyncio.sleep(1)
 
-    async def _read_past(self, past: PastReader) -> None:
-        await past.run()
-        self._past, self._is_unmarked = None, True
+    async def _read_backfill(self, backfill: BackfillReader) -> None:
+        await backfill.run()
+        self._backfill, self._is_unmarked = None, True
         await self._mark_whole()
         self._on_caught_up()
 
@@ -388,15 +390,15 @@ class Follower:
 
     def lacks(self) -> str | None:
         """What of the history is not known yet; None once all is."""
-        return None if self._past is None else self._past.text()
+        return None if self._backfill is None else self._backfill.text()
 
     def check_whole(self) -> None:
         """Raises Overloaded while the history is not known: then nobody can say here what there is not."""
-        if self._past is not None:
-            left_s = self._past.left_s() or LEFT_S[0]
+        if self._backfill is not None:
+            left_s = self._backfill.left_s() or LEFT_S[0]
             raise Overloaded(
-                f"this gateway does not know it, and has not read all of its log ({self._past.text()}); come again, at"
-                " any other at once",
+                f"this gateway does not know it and still reads the log ({self._backfill.text()}):"
+                " use another gateway now, or retry later",
                 retry_after_s=min(max(left_s, LEFT_S[0]), LEFT_S[1]),
             )
 

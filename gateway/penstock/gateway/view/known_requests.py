@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
 from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.view.backfill import Backfill, BackfillCounts
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.history import History
-from penstock.gateway.view.past import Past, PastCounts
 from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
 from penstock.gateway.view.store import FIRST_TURN, TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
@@ -45,7 +45,7 @@ class KnownRequests:
         self.history = History(store.minutes())
         self.catching_up = False
         """What is read now is old."""
-        self.past: Past | None = None
+        self.backfill: Backfill | None = None
         for tenant, counted, accepted_ms, count in store.live_counts():
             self.census.add(tenant, counted, accepted_ms, count)
             self.tenants.began(tenant, count)
@@ -80,8 +80,8 @@ class KnownRequests:
 
     def _in_file(self, key: Key) -> Entry | None:
         entry = None if key in self._going else self._store.get(key)
-        if entry is not None and self.past is not None:
-            entry.of_past = self.past.has_entry(entry)
+        if entry is not None and self.backfill is not None:
+            entry.backfilled = self.backfill.has_entry(entry)
         return entry
 
     def in_memory(self, key: Key) -> Entry | None:
@@ -137,7 +137,7 @@ class KnownRequests:
         self._going.discard(key)
         self._recent.forget(key)
         made = self._live[key] = Entry(key[0], key[1], partition, partitions)
-        made.of_past = self.past is not None and self.past.folding
+        made.backfilled = self.backfill is not None and self.backfill.folding
         self._outstanding(made, 1)
         return made
 
@@ -161,7 +161,7 @@ class KnownRequests:
             self._counts(live).forget(live)
             self._outstanding(live, -1)
         # Nobody waits for old outcomes, but for one that was read before its request that is soon asked for.
-        is_old = self.catching_up or (self.past is not None and self.past.folding)
+        is_old = self.catching_up or (self.backfill is not None and self.backfill.folding)
         if not is_old or not entry.content or entry.blanked:
             self._recent.add(entry)
 
@@ -189,47 +189,47 @@ class KnownRequests:
 
     # -- the past
 
-    def begin_past(self, past: Past) -> None:
-        """What is known is of the past. It counts for nothing until `end_past`."""
-        self.past, self.census = past, Census()
+    def begin_backfill(self, backfill: Backfill) -> None:
+        """What is known is of the past. It counts for nothing until `end_backfill`."""
+        self.backfill, self.census = backfill, Census()
         for tenant, counted, accepted_ms, count in self._store.live_counts():
-            past.counts.add(tenant, counted, accepted_ms, count)
-            past.counts.outstanding[tenant] += count
+            backfill.counts.add(tenant, counted, accepted_ms, count)
+            backfill.counts.outstanding[tenant] += count
             self.tenants.began(tenant, -count)
 
-    def is_of_past(self, entry: Entry) -> None:
+    def is_backfilled(self, entry: Entry) -> None:
         """Another record with its id stood in the log before."""
-        if self.past is None or entry.of_past:
+        if self.backfill is None or entry.backfilled:
             return
         if self._live.get(entry.key) is entry:
             self.census.forget(entry)
             self._outstanding(entry, -1)
-            entry.of_past = True
+            entry.backfilled = True
             self._outstanding(entry, 1)
-            self.past.counts.count(entry)
-        entry.of_past = True
+            self.backfill.counts.count(entry)
+        entry.backfilled = True
 
     def recall_turns(self, tenant: str, conversation_id: str) -> None:
         """Have live requests of a conversation in memory; not all of very many."""
         for turn in self._store.live_turns(tenant, conversation_id, FIRST_TURN, NEVER_MS, MOST_TURNS):
             self.find((tenant, turn.request_id))
 
-    def end_past(self) -> None:
+    def end_backfill(self) -> None:
         """All of it was read: it counts as anything else."""
-        assert self.past is not None
-        past, self.past = self.past, None
-        past.counts.move_to(self.census, self.tenants)
+        assert self.backfill is not None
+        backfill, self.backfill = self.backfill, None
+        backfill.counts.move_to(self.census, self.tenants)
         for entry in self._live.values():
-            if entry.of_past:
-                entry.of_past = False
+            if entry.backfilled:
+                entry.backfilled = False
                 self.census.enlist(entry)
 
-    def _counts(self, entry: Entry) -> Census | PastCounts:
-        return self.past.counts if self.past is not None and entry.of_past else self.census
+    def _counts(self, entry: Entry) -> Census | BackfillCounts:
+        return self.backfill.counts if self.backfill is not None and entry.backfilled else self.census
 
     def _outstanding(self, entry: Entry, more: int) -> None:
-        if self.past is not None and entry.of_past:
-            self.past.counts.outstanding[entry.tenant] += more
+        if self.backfill is not None and entry.backfilled:
+            self.backfill.counts.outstanding[entry.tenant] += more
         else:
             self.tenants.began(entry.tenant, more)
 
@@ -251,7 +251,7 @@ class KnownRequests:
                 continue
             if entry is None:
                 self._aside -= 1
-                copy.of_past = self.past is not None and self.past.has_entry(copy)
+                copy.backfilled = self.backfill is not None and self.backfill.has_entry(copy)
                 self._counts(copy).recall(copy)
                 entry = copy
             elif key in self._live and entry.updated_ms < before_ms and self.unwritten.get(key) is None:

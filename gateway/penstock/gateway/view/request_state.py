@@ -102,8 +102,8 @@ class RequestState:
     """When a gateway last asked for its end because its record is gone."""
     updated_ms: int = 0
     erased: bool = False
-    of_past: bool = False
-    """See `Past`; of no meaning once that was read."""
+    backfilled: bool = False
+    """See `Backfill`; of no meaning once that was read."""
     fold: ResultFold = field(init=False)
     statuses: StatusFold = field(init=False)
     status: StatusEvent | None = None

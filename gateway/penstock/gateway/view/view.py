@@ -15,6 +15,7 @@ from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import MINUTE_S, NEW_CONVERSATION_S, Tenants
+from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.census import Census
 from penstock.gateway.view.changes import Changes
 from penstock.gateway.view.claims import Claims
@@ -26,7 +27,6 @@ from penstock.gateway.view.history_series import MOST_DEVICES, Window, device_se
 from penstock.gateway.view.hub import Hub, items_subject
 from penstock.gateway.view.known_requests import KnownRequests
 from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
-from penstock.gateway.view.past import Past
 from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, lean_decoder, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
@@ -113,7 +113,7 @@ class View:
         self._now_ms = now_ms()
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
         self.changes = Changes()
-        self.past: Past | None = None
+        self.backfill: Backfill | None = None
         self._nobody = Hub()
         """In place of the hub while the past is folded: nobody follows that."""
         self._positions = Positions()
@@ -195,8 +195,8 @@ class View:
         """The entry, made when it is new; `partition` is that of its results, if it is known."""
         found = self.known.find(key)
         if found is not None and not found.erased_unread:
-            if self._folds_past:
-                self.known.is_of_past(found)
+            if self._folds_backfill:
+                self.known.is_backfilled(found)
             return found
         made = self.known.begin(key, self._partitions, partition)
         made.erased = found is not None
@@ -236,19 +236,19 @@ class View:
                 self._fold(message)
             positions.passed(tp, message.offset)
 
-    def apply_past(self, messages: Sequence[RawMessage]) -> None:
-        """As `apply`, with what the reader of the past has read. Nobody is told of it. What was folded is left out."""
-        past, now = self.past, now_ms()
-        assert past is not None
-        self._now_ms, past.folding, self._hub = now, True, self._nobody
+    def apply_backfill(self, messages: Sequence[RawMessage]) -> None:
+        """As `apply`, with what the backfill reader has read. Nobody is told of it. What was folded is left out."""
+        backfill, now = self.backfill, now_ms()
+        assert backfill is not None
+        self._now_ms, backfill.folding, self._hub = now, True, self._nobody
         try:
             for message in messages:
-                if past.is_next(message):
+                if backfill.is_next(message):
                     self.census.read_ms = min(message.timestamp_ms, now)
                     self._fold(message)
-                    past.passed(message)
+                    backfill.passed(message)
         finally:
-            past.folding, self._hub = False, self._listeners
+            backfill.folding, self._hub = False, self._listeners
 
     def _fold(self, message: RawMessage) -> None:
         """Raises RegistryUnavailable."""
@@ -266,34 +266,36 @@ class View:
     # -- the past
 
     @property
-    def _folds_past(self) -> bool:
-        return self.past is not None and self.past.folding
+    def _folds_backfill(self) -> bool:
+        return self.backfill is not None and self.backfill.folding
 
     def _is_within(self, span_s: float) -> bool:
         """Whether limits of tenants count what is folded, if they count for so long what they are told of.
 
         Who reads in order tells them of all in its order, and what is old has no effect by the end. The reader of the
-        past tells them of old requests among new ones.
+        backfill tells them of old requests among new ones.
         """
-        return not self._folds_past or self._now_ms - self.census.read_ms < 1_000 * span_s
+        return not self._folds_backfill or self._now_ms - self.census.read_ms < 1_000 * span_s
 
     def is_settled(self, entry: Entry) -> bool:
         """Whether what is known of the request is all: nothing that is still unread may have changed it."""
-        return self.past is None or entry.done or entry.erased or not self.past.has_entry(entry)
+        return self.backfill is None or entry.done or entry.erased or not self.backfill.has_entry(entry)
 
-    def begin_past(self, past: Past) -> None:
-        """From now on `apply` leaves out what tells of requests of the past, until `end_past`."""
-        self.past = past
-        self.known.begin_past(past)
+    def begin_backfill(self, backfill: Backfill) -> None:
+        """From now on `apply` leaves out what tells of requests of the past, until `end_backfill`."""
+        self.backfill = backfill
+        self.known.begin_backfill(backfill)
 
-    def end_past(self) -> None:
+    def end_backfill(self) -> None:
         """All of it was folded, up to where the follower is: who follows a conversation is told what of it runs."""
         lines = set(self._hub.conversations())
         for line in lines:
             self.known.recall_turns(*line)
-        running = [one for one in self.known.held_live() if one.of_past and (one.tenant, one.conversation_id) in lines]
-        self.past = None
-        self.known.end_past()
+        running = [
+            one for one in self.known.held_live() if one.backfilled and (one.tenant, one.conversation_id) in lines
+        ]
+        self.backfill = None
+        self.known.end_backfill()
         self.changes = Changes()  # no cursor of before is good: far more has changed than it could tell
         self._positions.all_moved()
         for entry in running:
@@ -312,7 +314,7 @@ class View:
                 self._touch(entry)
             return
         origin = origin_of(message)
-        if self._folds_past and self.past is not None and not self.past.has(origin):
+        if self._folds_backfill and self.backfill is not None and not self.backfill.has(origin):
             return
         entry = self.entry(key)
         if not entry.erased:
@@ -363,7 +365,7 @@ class View:
         else:
             event, large = self._read_outcome(record)
             self.decoded += 1
-        if self.past is not None and self.past.leaves_out(event.origin, message):
+        if self.backfill is not None and self.backfill.leaves_out(event.origin, message):
             return
         entry = self.entry((event.tenant, event.request_id), message.partition)
         if entry.done or (entry.erased and not self.known.is_live(entry.key)):
@@ -371,7 +373,7 @@ class View:
         entry.on_partition(message.partition)
         is_other = entry.fold.origin is None and self._follow(entry, event.origin)
         before = entry.fold.place, entry.pieces_from
-        if is_piece and self._folds_past:
+        if is_piece and self._folds_backfill:
             entry.pass_over(event, message.offset)
             step = IGNORED
         elif is_piece:
@@ -412,7 +414,7 @@ class View:
                 self._hub.publish(outcome, entry.outcome_frame())
             if done:
                 self._tell_items(entry)
-        if done and self._folds_past:
+        if done and self._folds_backfill:
             self._tell_repeat(entry)
         if filling is not None:
             self.streams.tell_end(filling)
@@ -455,7 +457,7 @@ class View:
             return  # it tells nothing new: the outcome was heard first
         event = self.codec.decode(value, StatusEvent)
         self.decoded += 1
-        if self.past is not None and self.past.leaves_out(event.origin, message):
+        if self.backfill is not None and self.backfill.leaves_out(event.origin, message):
             return
         entry = entry or self.known.find(key) or self.known.begin(key, self._partitions)
         if entry.erased:
@@ -500,7 +502,7 @@ class View:
             self._end_asked(command, message.timestamp_ms)
         elif command.kind == "reprioritize" and command.priority is not None:
             self._reprioritized((command.tenant, command.request_id), command.priority, message)
-        elif command.kind == "erase" and not self._folds_past:  # the follower has read all commands
+        elif command.kind == "erase" and not self._folds_backfill:  # the follower has read all commands
             self._erased((command.tenant, command.request_id))
 
     def _erased(self, key: Key) -> None:
@@ -529,10 +531,10 @@ class View:
     def _reprioritized(self, key: Key, priority: int, message: RawMessage) -> None:
         """It has this priority from now on, also if its record says another."""
         entry = self.known.of_late(key)
-        if self.past is not None and entry is not None and entry.of_past != self.past.folding:
-            self.past.leave(message)  # to who reads the commands about it in their order
+        if self.backfill is not None and entry is not None and entry.backfilled != self.backfill.folding:
+            self.backfill.leave(message)  # to who reads the commands about it in their order
             return
-        if entry is None and self._folds_past:
+        if entry is None and self._folds_backfill:
             return  # the follower has remembered it
         if entry is None:
             self._early_priorities.pop(key, None)
@@ -558,7 +560,7 @@ class View:
     def _touch(self, entry: Entry, *, shown: bool = True) -> None:
         """`shown`: whether lists show what has changed. They do not show the text of streams."""
         self.known.touch(entry, self._now_ms)
-        if shown and not self._folds_past:
+        if shown and not self._folds_backfill:
             self.changes.note(entry.key)
 
     def offsets(self) -> dict[TP, int]:
@@ -591,5 +593,5 @@ class View:
     def forget_partitions(self, gone: Collection[TP]) -> None:
         """Partitions of topics that are there no more."""
         self._positions.forget(gone)
-        if self.past is not None:
-            self.past.forget(gone)
+        if self.backfill is not None:
+            self.backfill.forget(gone)

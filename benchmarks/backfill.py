@@ -1,6 +1,6 @@
 """A gateway with an empty disk beside many ended requests: its first chat, its history whole, and what chats pay.
 
-    make bench BENCHMARKS=young_gateway ARGS="--requests 300000"
+    make bench BENCHMARKS=backfill ARGS="--requests 300000"
 
 The requests and outcomes are written straight onto the topics. Then a new gateway starts, a client asks for chats from
 the first moment on, and the seconds from the start of its process are printed: to the first answer, and until the
@@ -96,7 +96,7 @@ def main() -> None:
         with client(old) as http:
             eventually(lambda: is_whole(http), 900, old.tail)
             rounds = [reading(whole, f"young{number}", http) for number in range(arguments.rounds)]
-    print(json.dumps({"young_gateway": {"requests": arguments.requests, "rounds": rounds}}, indent=1))
+    print(json.dumps({"backfill": {"requests": arguments.requests, "rounds": rounds}}, indent=1))
 
 
 if __name__ == "__main__":

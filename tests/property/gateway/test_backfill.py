@@ -21,7 +21,7 @@ from kit.view_gateway import ViewGateway, flush
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.view.past import Past
+from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.request_records import origin_of
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.view import View
@@ -134,14 +134,14 @@ EMPTY = "[0,0,0,{},{},{},{}]"
 
 
 class Readers:
-    """The follower, from the boundary on, and the reader of the past, as `PastReader` drives it."""
+    """The follower, from the boundary on, and the backfill reader, as `BackfillReader` drives it."""
 
     def __init__(self, view: View, log: Log, results_cut: int, cut: int) -> None:
         self.view, self.log = view, log
         early, late = log.ends(results_cut), log.ends(cut)
         ends = {tp: late[tp] if tp in (HIGH, REQUESTS) else early[tp] for tp in TPS}
-        self.past = Past({}, ends, 0, NOW_MS - 1)
-        view.begin_past(self.past)
+        self.backfill = Backfill({}, ends, 0, NOW_MS - 1)
+        view.begin_backfill(self.backfill)
         view.offsets().update({**ends, CONTROL: 0})
         while view.offsets()[CONTROL] < ends[CONTROL]:  # commands come first
             self.follow(CONTROL)
@@ -156,14 +156,16 @@ class Readers:
             tp = first.topic, first.partition
         return self._read(tp, self.view.offsets(), self.view.apply, len(self.log.partitions[tp]))
 
-    def read_past(self, tp: TP) -> bool:
+    def read_backfill(self, tp: TP) -> bool:
         """In the order of time up to the ends of the start, then of this partition up to the follower."""
-        unread = [self.log.partitions[one][at] for one, at in self.past.offsets().items() if at < self.past.ends[one]]
+        unread = [
+            self.log.partitions[one][at] for one, at in self.backfill.offsets().items() if at < self.backfill.ends[one]
+        ]
         if unread:
             first = min(unread, key=lambda message: message.timestamp_ms)
             tp = first.topic, first.partition
-        end = max(self.past.ends[tp], self.view.offsets()[tp])
-        return self._read(tp, self.past.offsets(), self.view.apply_past, end)
+        end = max(self.backfill.ends[tp], self.view.offsets()[tp])
+        return self._read(tp, self.backfill.offsets(), self.view.apply_backfill, end)
 
     def _read(self, tp: TP, offsets: dict[TP, int], fold: Any, end: int) -> bool:
         at = offsets[tp]
@@ -172,18 +174,18 @@ class Readers:
         fold([self.log.partitions[tp][at]])
         return True
 
-    def end_past(self, draw: random.Random) -> None:
-        while any(self.read_past(tp) for tp in TPS):
+    def end_backfill(self, draw: random.Random) -> None:
+        while any(self.read_backfill(tp) for tp in TPS):
             pass
-        self.past.keep_what_comes()
+        self.backfill.keep_what_comes()
         for _ in range(draw.randrange(12)):
             self.follow()
-        # The reader of the past may have come further by itself.
+        # The backfill reader may have come further by itself.
         for _ in range(draw.randrange(3)):
-            self.read_past(draw.choice(TPS))
-        while kept := self.past.take_kept(2):
-            self.view.apply_past(kept)
-        self.view.end_past()
+            self.read_backfill(draw.choice(TPS))
+        while kept := self.backfill.take_kept(2):
+            self.view.apply_backfill(kept)
+        self.view.end_backfill()
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -209,10 +211,10 @@ def test_both_readings_together_know_what_one_in_order_knows(
             readers = Readers(young.view, log, max(0, at - lag), at)
             for _ in range(draw.randrange(4 * len(log.written))):
                 tp = draw.choice(TPS)
-                readers.read_past(tp) if draw.random() < past_share else readers.follow()
+                readers.read_backfill(tp) if draw.random() < past_share else readers.follow()
                 if aside and draw.random() < 0.2:
                     young.put_aside()
-            readers.end_past(draw)
+            readers.end_backfill(draw)
             while readers.follow():
                 pass
             found = knows(young)
@@ -229,7 +231,7 @@ def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> N
     cut = len(log.written) - 2
     with ViewGateway(tmp_path / "view.sqlite") as young:
         readers = Readers(young.view, log, cut, cut)
-        while any(readers.read_past(tp) for tp in TPS):
+        while any(readers.read_backfill(tp) for tp in TPS):
             pass
         view = young.view
         assert view.live_count == 2
@@ -241,7 +243,7 @@ def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> N
         new = young.entry(("default", "r3"))
         assert view.is_settled(new)
         assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 0, "low": 0}
-        readers.end_past(random.Random(1))
+        readers.end_backfill(random.Random(1))
         assert view.is_settled(waits)
         assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 1, "low": 0}
         assert view.census.live("medium") == 2
@@ -252,18 +254,18 @@ class Days:
     """A log of two days that a gateway with limits reads. Times are in seconds before the start."""
 
     view: View
-    past: Past
+    backfill: Backfill
     start_ms: int
 
     def read(self, name: str, ago_s: int, conversation_id: str | None = None) -> None:
         """A request of the past that has used 100 tokens, and its outcome."""
-        at_ms, offset = self.start_ms - ago_s * 1_000, self.past.offsets()[REQUESTS]
+        at_ms, offset = self.start_ms - ago_s * 1_000, self.backfill.offsets()[REQUESTS]
         made = request(name, created_at=at_ms, conversation_id=conversation_id)
         asked = RawMessage(*REQUESTS, offset, at_ms, None, default_codec().encode(made))
         usage = Usage(prompt_tokens=60, completion_tokens=40, total_tokens=100)
         ended = outcome(name, "ab", usage=usage, origin=origin_of(asked), created_at=at_ms)
         result = RawMessage(*RESULTS, offset, at_ms, None, default_codec().encode(ended))
-        self.view.apply_past([asked, result])
+        self.view.apply_backfill([asked, result])
 
 
 @contextmanager
@@ -271,9 +273,9 @@ def days(folder: Path) -> Generator[Days]:
     tenants = Tenants(lambda _: 600)
     with ViewGateway(folder / "view.sqlite", tenants=tenants) as young:
         start_ms = now_ms()
-        past = Past({}, {REQUESTS: 1_000, RESULTS: 1_000}, 0, start_ms)
-        young.view.begin_past(past)
-        yield Days(young.view, past, start_ms)
+        backfill = Backfill({}, {REQUESTS: 1_000, RESULTS: 1_000}, 0, start_ms)
+        young.view.begin_backfill(backfill)
+        yield Days(young.view, backfill, start_ms)
 
 
 def test_of_the_past_the_last_minute_alone_is_charged(tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places
     log.put(RESULTS, outcome("r0", "ab", origin=elsewhere))
     with ViewGateway(tmp_path / "view.sqlite") as young:
         readers = Readers(young.view, log, 2, 2)
-        readers.end_past(random.Random(1))
+        readers.end_backfill(random.Random(1))
         assert young.entry(("default", "r0")).status_name == "completed"
 
 
@@ -316,10 +318,10 @@ def test_an_outcome_on_a_partition_that_was_added_since_is_known(tmp_path: Path)
     with ViewGateway(tmp_path / "view.sqlite") as young:
         readers = Readers(young.view, log, 1, 1)
         value = default_codec().encode(outcome("r0", "ab", origin=origin_of(written)))
-        while any(readers.read_past(tp) for tp in TPS):
+        while any(readers.read_backfill(tp) for tp in TPS):
             pass
         young.view.apply([RawMessage(RESULTS[0], RESULTS[1] + 99, 0, NOW_MS + 1_000, None, value)])
-        readers.end_past(random.Random(1))
+        readers.end_backfill(random.Random(1))
         assert young.entry(("default", "r0")).status_name == "completed"
 
 
@@ -333,11 +335,11 @@ def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once
         readers = Readers(young.view, log, count, count)
         client = young.hub.connect(lambda: None)
         young.hub.subscribe(client, ("conversation", "default", "c0"))
-        while any(readers.read_past(tp) for tp in TPS):
+        while any(readers.read_backfill(tp) for tp in TPS):
             pass
         assert not client.frames
         young.put_aside()
-        readers.end_past(random.Random(1))
+        readers.end_backfill(random.Random(1))
         assert sorted(frame.request_id for frame in client.frames) == ["r0", "r6"]
 
 
@@ -351,7 +353,7 @@ def test_who_follows_a_repeat_is_told_the_outcome_of_the_request_of_the_past(tmp
         readers.follow()
         client = young.hub.connect(lambda: None)
         young.hub.subscribe(client, ("request", "default", "r0"))
-        readers.end_past(random.Random(1))
+        readers.end_backfill(random.Random(1))
         assert [frame.type for frame in client.frames] == ["result"]
         work = young.view.tenants.known()["default"]
         assert (work.outstanding, young.view.live_count) == (0, 0)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from penstock.common.reader import BatchQueue
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
+from penstock.gateway.view.backfill import Backfill, records_between
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.ordered_reading import CROWDED, OrderedReading
-from penstock.gateway.view.past import Past, records_between
 from penstock.gateway.view.pieces import Folding, folds
 from penstock.gateway.view.progress import Progress, duration_text
 from penstock.gateway.view.selecting import Selection
@@ -35,22 +35,28 @@ RETRY_S = 1.0
 WRITER_S = 0.005
 
 
-class PastReader:
+class BackfillReader:
     """On the event loop. `run` takes as long as the reading."""
 
     def __init__(
-        self, settings: KafkaSettings, view: View, store: Store, threads: Threads, begin: Mapping[TP, int], past: Past
+        self,
+        settings: KafkaSettings,
+        view: View,
+        store: Store,
+        threads: Threads,
+        begin: Mapping[TP, int],
+        backfill: Backfill,
     ) -> None:
-        self._view, self._store, self._past = view, store, past
+        self._view, self._store, self._backfill = view, store, backfill
         self._queue = BatchQueue(asyncio.get_running_loop())
-        self._ends = Ends(settings, past, threads)
-        self._folding = Folding(view.apply_past, past.offsets)
-        self._progress = Progress(begin=dict(begin), goal=past.ends)
+        self._ends = Ends(settings, backfill, threads)
+        self._folding = Folding(view.apply_backfill, backfill.offsets)
+        self._progress = Progress(begin=dict(begin), goal=backfill.ends)
         followed = view.streams.followed
         self._reader = OrderedReading(
             settings,
-            past.offsets(),
-            past.ends,
+            backfill.offsets(),
+            backfill.ends,
             self._queue.put,
             is_crowded=lambda: view.live_count >= CROWDED,
             select=Selection(settings.names, frozenset(always_read(settings.names)), view.codec, followed),
@@ -64,16 +70,16 @@ class PastReader:
     def text(self) -> str:
         """Up to when the history is known, and how long the rest takes."""
         left_s = self.left_s()
-        return f"history until {rfc3339(self._past.until_ms)}" + (
+        return f"history until {rfc3339(self._backfill.until_ms)}" + (
             "" if left_s is None else f", whole in about {duration_text(left_s)}"
         )
 
     def left_s(self) -> float | None:
-        return self._progress.left_s(self._past.offsets(), time.monotonic())
+        return self._progress.left_s(self._backfill.offsets(), time.monotonic())
 
     async def run(self) -> None:
         """Read until nothing is missing. The view counts all of it from then on."""
-        logger.info("history.begins records=%d", records_between(self._past.offsets(), self._past.ends))
+        logger.info("history.begins records=%d", records_between(self._backfill.offsets(), self._backfill.ends))
         self._progress.began_s = time.monotonic()
         await asyncio.to_thread(self._reader.start)
         try:
@@ -84,10 +90,10 @@ class PastReader:
         finally:
             self._queue.close()
             await asyncio.to_thread(self._reader.stop)
-        while kept := self._past.take_kept(FOLDED_AT_ONCE):
+        while kept := self._backfill.take_kept(FOLDED_AT_ONCE):
             await self._folding.fold(kept)
             await asyncio.sleep(0)
-        self._view.end_past()
+        self._view.end_backfill()
         logger.info("history.whole seconds=%.1f", time.monotonic() - self._progress.began_s)
 
     async def _fold(self) -> None:
@@ -103,13 +109,13 @@ class PastReader:
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _reach_the_follower(self) -> None:
-        goal: Mapping[TP, int] = self._past.ends
+        goal: Mapping[TP, int] = self._backfill.ends
         while True:
             await self._reach(goal)
             goal = dict(self._view.offsets())
-            if records_between(self._past.offsets(), self._there(goal)) <= CLOSE_RECORDS:
+            if records_between(self._backfill.offsets(), self._there(goal)) <= CLOSE_RECORDS:
                 break
-        self._past.keep_what_comes()
+        self._backfill.keep_what_comes()
         await self._reach(goal)
 
     async def _reach(self, goal: Mapping[TP, int]) -> None:
@@ -124,4 +130,4 @@ class PastReader:
 
     def _there(self, goal: Mapping[TP, int]) -> dict[TP, int]:
         """Of partitions of the past that are there still."""
-        return {tp: goal[tp] for tp in self._past.offsets() if tp in goal}
+        return {tp: goal[tp] for tp in self._backfill.offsets() if tp in goal}

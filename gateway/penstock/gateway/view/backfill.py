@@ -1,8 +1,8 @@
-"""The past of a view: requests that stood in the log before it began to follow it, until they are read. Pure.
+"""A backfill: requests whose records stood in the log before a view began to follow it, until they are read. Pure.
 
-A request is of the past if its own record is. The follower of the topics folds what tells of all other requests, and
-leaves those of the past to a second reader. That one reads the log from further back, up to where the follower is. So
-the records of a request are folded in their order by one of the two, however far both are.
+They are *of the past*. The follower of the topics folds the records of all other requests, and leaves those of the past
+to the backfill reader. That one reads the log from further back, up to where the follower is. So the records of a
+request are folded in their order by one of the two, however far both are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.schemas.records import Origin
 from penstock.schemas.topics import TP
 
 
-class PastCounts:
+class BackfillCounts:
     """Live requests of the past. They count for nothing until `move_to`: most of them have ended since.
 
     The methods about an entry are those of `Census`.
@@ -66,8 +66,8 @@ class PastCounts:
             tenants.began(tenant, count)
 
 
-class Past:
-    """`folding` says that what is folded now comes from the reader of the past."""
+class Backfill:
+    """`folding` says that what is folded now comes from the backfill reader."""
 
     def __init__(self, begin: Mapping[TP, int], ends: Mapping[TP, int], since_ms: int, began_ms: int) -> None:
         """The past lies from `begin`, at or behind `since_ms`, to before `ends`, which were asked for at `began_ms`.
@@ -75,7 +75,7 @@ class Past:
         Those of request topics were asked for last: so no result of what is not of the past lies before the ends.
         """
         self.ends = dict(ends)
-        self.counts = PastCounts()
+        self.counts = BackfillCounts()
         self.folding = False
         self.until_ms = since_ms
         """The time in the log that was reached."""
@@ -108,7 +108,7 @@ class Past:
         return True
 
     def leave(self, message: RawMessage) -> None:
-        """The follower leaves a record to the reader of the past."""
+        """The follower leaves a record to the backfill reader."""
         if self._kept is not None and not self.folding:
             self._kept.append(message)
 
