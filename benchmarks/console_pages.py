@@ -9,7 +9,7 @@ import asyncio
 import random
 import sys
 
-EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/requests?limit=20")
+EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/admin/requests?tenant=*&limit=20")
 EVERY_4_S = ("/v1/admin/devices", "/v1/admin/waiting", "/v1/admin/tenants")
 EVERY_10_S = ("/v1/stats", "/v1/admin/history?range_s=3600&step_s=60")
 
