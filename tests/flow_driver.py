@@ -283,10 +283,10 @@ class World:
                 for request_id in list(self.running):
                     if self.run_ids[request_id] == run_id:
                         del self.running[request_id]
-            case ask.Keep(subject, finished):
-                flow.durable.kept(subject, finished, None, self.now)
-            case ask.LookUp(subject):
-                flow.durable.looked_up(subject, None, self.now)
+            case ask.StoreOutput(subject, finished):
+                flow.durable.stored(subject, finished, None, self.now)
+            case ask.CheckForAnswer(subject):
+                flow.durable.answer_checked(subject, None, self.now)
             case ask.Terminal(subject, status):
                 self.ended.append((subject.request_id, status))
                 if (work := flow.registry.of(subject)) is not None:
@@ -294,7 +294,7 @@ class World:
                 flow.durable.delivered(subject, status)
             case ask.PublishDeadLetter(subject):
                 self.letters.append(subject.request_id)
-                flow.durable.lettered(subject, self.now)
+                flow.durable.dead_lettered(subject, self.now)
             case ask.Republish(subject):
                 flow.durable.moved(subject)
             case ask.Fetch(tp, offsets):

@@ -169,7 +169,7 @@ FORBIDDEN = tuple(
         "ff00::/8",
     )
 )  # fmt: skip
-"""Told again here, by hand: what must never be connected to."""
+"""PublishedPrefix again here, by hand: what must never be connected to."""
 
 BAD_ADDRESSES = (
     "169.254.169.254", "127.0.0.1", "127.8.8.8", "10.1.2.3", "172.16.5.4", "172.31.255.1", "192.168.1.1", "100.64.0.1",

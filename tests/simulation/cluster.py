@@ -259,7 +259,7 @@ class Cluster:
             self.clients.hears(event)
 
     def on_letter(self, letter: DeadLetter) -> None:
-        self.truth.lettered(letter)
+        self.truth.dead_lettered(letter)
 
     def command(self, command: ControlCommand) -> None:
         """A record on the control topic: every worker hears of it."""

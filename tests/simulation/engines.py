@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from penstock.processors.core.fleet.ledger import CannotLoad, OutOfMemory
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.errors import (
     ContextLengthExceeded,
@@ -82,7 +82,7 @@ class EngineRun:
     ends: set[tuple[int, int]] = field(default_factory=lambda: {(0, 0)})
     """Characters and tokens up to the end of each piece: a chunk begins and ends at such a place."""
 
-    def continues(self, told: Told) -> None:
+    def continues(self, told: PublishedPrefix) -> None:
         """Begin behind the output of earlier attempts."""
         self.words, self.text, self.tokens = len(told.text.split()), told.text, list(told.token_ids)
         self.ends = {(len(self.text), len(self.tokens))}
@@ -243,7 +243,7 @@ class Engine:
         """Whether it can go on from what was told: two of three runs can."""
         return crc32(run_id.encode()) % 3 > 0
 
-    def start(self, work: Work, run_id: str, told: Told | None = None) -> None:
+    def start(self, work: Work, run_id: str, told: PublishedPrefix | None = None) -> None:
         """The caller has seen that it is alive. The run says first what was `told`, and nobody hears it again."""
         self._names += 1
         name = f"{self.life.name}.{self.name}.{self._number}.{self._names}"

@@ -91,7 +91,7 @@ class Grants:
         """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
         if other.alone or other.group is not None or other.klass in self._inside.paused_classes():
             return False
-        at_once = replica.inline and other.line is None and not (other.looks or other.stored_input)
+        at_once = replica.inline and other.line is None and not (other.may_resume_stream or other.stored_input)
         if other.stage is not Stage.READY and not (other.stage is Stage.QUEUED and at_once):
             return False
         if self._inside.replica_number(other) not in (None, replica.number):
@@ -183,6 +183,6 @@ class Grants:
 
 def _under_way(work: Work) -> bool:
     """Whether its conversation must wait for it; not for an answer that stood there already, to be kept elsewhere."""
-    if work.stage is Stage.KEEPING:
+    if work.stage is Stage.STORING:
         return Inside.was_granted(work)
     return work.stage in (Stage.BEGINNING, Stage.RUNNING) or (work.stage is Stage.RETRYING and work.holds_line)

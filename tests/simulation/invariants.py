@@ -12,8 +12,8 @@ from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.peers import Wanted
 from penstock.processors.core.queue.budget import FACT_BYTES
 from penstock.processors.core.requests.commanding import MAY_WAIT
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
-from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Work, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ControlCommand
@@ -38,7 +38,16 @@ IN_FLIGHT_BYTES = 2 * INBOX_BATCHES * MOST_RECORDS * FACT_BYTES
 ROUNDING_S = 1e-6
 ABSENT_ROUNDING_S = 0.7
 """A request that waits is looked at each half second, and workers report each 0.3 s."""
-PUBLISHES = (ask.Chunk, ask.PublishDeadLetter, ask.Prepare, ask.Begin, ask.Start, ask.Keep, ask.LookUp, ask.Republish)
+PUBLISHES = (
+    ask.Chunk,
+    ask.PublishDeadLetter,
+    ask.Prepare,
+    ask.Begin,
+    ask.Start,
+    ask.StoreOutput,
+    ask.CheckForAnswer,
+    ask.Republish,
+)
 
 
 class Checks:
@@ -109,7 +118,7 @@ class Checks:
         """A worker hears a command."""
         self._requests[life].hears(command)
 
-    def continues(self, work: Work, told: Told) -> None:
+    def continues(self, work: Work, told: PublishedPrefix) -> None:
         """A run begins behind what earlier runs of its request have published."""
         runs = self._cluster.truth.runs.get((work.tenant, work.request_id), {})
         end, tokens = (len(told.text), len(told.token_ids)), list(told.token_ids)
@@ -234,7 +243,7 @@ class Checks:
         if effect.status == "completed" and "questions" in self._cluster.plan.checks:
             self._cluster.talks.completes(work)
         check = "answers_of_letters" if effect.status == "dead_lettered" else "answers"
-        if check not in self._cluster.plan.checks or work in self._cluster.truth.unkept:
+        if check not in self._cluster.plan.checks or work in self._cluster.truth.awaiting_store:
             return
         if effect.status == "cancelled" and self._was_erased(work):
             return  # what stands now is of a later request of this id

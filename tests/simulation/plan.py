@@ -50,7 +50,7 @@ FAULTS = (
     "engine_gone",  # it dies just when a run is put on it
     "prepare_refused",
     "begin_refused",
-    "keep_failed",
+    "store_failed",
     "unmovable",
 )
 KINDS = (

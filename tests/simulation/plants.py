@@ -42,6 +42,7 @@ from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.retries import MOST_DEATHS, Requeue, Retry
 from penstock.processors.core.requests.retry_queue import RetryQueue
@@ -49,7 +50,6 @@ from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.start_times import StartTimes
 from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.requests.streams import Streams
-from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.work import Run, Work
 from penstock.processors.core.suspect_starts import SuspectStarts
@@ -372,7 +372,7 @@ def poison_forgotten() -> list[Patch]:
             effects = take(self)
             unwritten = [one for one in effects if isinstance(one, PublishDeadLetter) and not one.subject.request_id]
             for one in unwritten:
-                self.durable.lettered(one.subject, 0.0)
+                self.durable.dead_lettered(one.subject, 0.0)
             return [one for one in effects if one not in unwritten]
 
         return silent
@@ -657,7 +657,7 @@ def unkept_without_look_up() -> list[Patch]:
     def end(self: Endings, work: Work, event: str, keep: Any, error: Any, now: float) -> None:
         self.settle(work, event, now, error=error)
 
-    return [(Endings, "end_unkept", end)]
+    return [(Endings, "end_awaiting_store", end)]
 
 
 @plant_for("delete_records")
@@ -784,7 +784,7 @@ def _cancel_unheard(stage: Stage) -> Callable[[], list[Patch]]:
     return lambda: [_wrap(Commanding, "_cancel", make)]
 
 
-for _stage in (*sorted(IN_SCHEDULER), Stage.BEGINNING, Stage.RUNNING, Stage.RETRYING, Stage.UNKEPT):
+for _stage in (*sorted(IN_SCHEDULER), Stage.BEGINNING, Stage.RUNNING, Stage.RETRYING, Stage.AWAITING_STORE):
     PLANTS[f"cancel_unheard_{_stage}"] = _cancel_unheard(_stage)
 
 
@@ -860,11 +860,11 @@ PLANTS["chunk_with_another_token"] = _every_chunk(token_ids=lambda chunk: [1, *c
 PLANTS["chunk_logprobs_from_the_start"] = _every_chunk(first_logprob_index=lambda chunk: 0)
 
 
-def _told(**wrong: Callable[[Told], Any]) -> Callable[[], list[Patch]]:
+def _told(**wrong: Callable[[PublishedPrefix], Any]) -> Callable[[], list[Patch]]:
     """What a run goes on from has something wrong."""
 
     def make(go_on_from: Any) -> Any:
-        def spoiled(run: Run, told: Told) -> None:
+        def spoiled(run: Run, told: PublishedPrefix) -> None:
             go_on_from.__func__(run, replace(told, **{name: value(told) for name, value in wrong.items()}))
 
         return staticmethod(spoiled)

@@ -68,7 +68,7 @@ class Requests:
             return
         work = self._inside.work_of(subject)
         # What is kept though nothing is appended is an answer that stands in the conversation.
-        keeps = isinstance(effect, ask.Keep) and (effect.to is not None or work.conversation_id is None)
+        keeps = isinstance(effect, ask.StoreOutput) and (effect.to is not None or work.conversation_id is None)
         if (keeps or isinstance(effect, STARTS)) and self._is_cancelled(work):
             raise Violation(f"cancel: {type(effect).__name__} of {work}, after {self._life.name} heard its cancel")
 

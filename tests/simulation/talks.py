@@ -292,7 +292,10 @@ class Turns:
                 heard(found)
 
         def heard(found: tuple[float, Any]) -> None:
-            if label != NO_LOOK and work.stage not in (Stage.LETTERING, Stage.SETTLING):  # too late to change its end
+            if label != NO_LOOK and work.stage not in (
+                Stage.DEAD_LETTERING,
+                Stage.PUBLISHING,
+            ):  # too late to change its end
                 talks.looked[work] = found[0]
             then(found[1])
 
@@ -450,7 +453,7 @@ class Turns:
                 self._ask(work, "finishes the turn", look, told)
 
         def keeps() -> bool:
-            return work.stage is Stage.KEEPING
+            return work.stage is Stage.STORING
 
         def look() -> tuple[bool, str | None]:
             current = self._is_current(work, topic_id)
@@ -477,7 +480,7 @@ class Turns:
         line, request_id = _line(work), work.request_id
 
         def told(standing: str | None) -> None:
-            if work.stage is Stage.LOOKING:
+            if work.stage is Stage.CHECKING_FOR_ANSWER:
                 then(standing)
 
         def look() -> str | None:
@@ -522,7 +525,7 @@ class Turns:
         summary = as_summary(_answer(work, text), made_of.through)
 
         def keeps() -> bool:
-            return work.stage is Stage.KEEPING
+            return work.stage is Stage.STORING
 
         def attempt() -> None:
             if keeps():

@@ -48,7 +48,7 @@ class Truth:
         """Their records were taken by retention: they need not get an outcome."""
         self.passed_over: set[Subject] = set()
         """Of those, whose record may be on the log, and is delivered to nobody: a log was cut, an offset moved on."""
-        self.unkept: set[Work] = set()
+        self.awaiting_store: set[Work] = set()
         """Their output could not be kept, though the run had ended well."""
         self._lost_up_to: dict[TP, int] = {}
         """Where logs ended that have lost their ends."""
@@ -131,7 +131,7 @@ class Truth:
         group.offsets[tp] = end, ""
         group.on_commit(tp, group.offsets[tp])
 
-    def lettered(self, letter: DeadLetter) -> None:
+    def dead_lettered(self, letter: DeadLetter) -> None:
         origin = letter.origin
         self.letters[(origin.topic, origin.partition, origin.offset)].append(letter)
 

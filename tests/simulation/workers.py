@@ -17,11 +17,11 @@ from penstock.processors.core.commit.gate import DuplicateNotDelivered
 from penstock.processors.core.commit.span import GapInDelivery
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Body, Run, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
-from penstock.processors.kafka.told_streams import StreamSoFar
+from penstock.processors.kafka.published_streams import StreamSoFar
 from penstock.processors.models.catalog import ModelConfig
 from penstock.schemas.errors import (
     BadAvro,
@@ -101,7 +101,7 @@ class Life(Actor):
         self.follows_orders = False
         self._registry_until = 0.0
         self._never_stored: set[Work] = set()
-        self._told: dict[str, Told | None] = {}
+        self._told: dict[str, PublishedPrefix | None] = {}
         self._summing: dict[str, ToSumUp] = {}
         """By run: what other workers have told of its stream."""
         self.engines: dict[tuple[str, int], Engine] = {}
@@ -116,8 +116,8 @@ class Life(Actor):
             ask.Begin: self._begin,
             ask.Start: self._start,
             ask.CancelRun: lambda effect: self.engine(effect.lane, effect.replica).cancel(effect.run_id),
-            ask.Keep: self._keep,
-            ask.LookUp: self._look_up,
+            ask.StoreOutput: self._keep,
+            ask.CheckForAnswer: self._look_up,
             ask.Status: self._status,
             ask.Chunk: self._chunk,
             ask.Terminal: self._terminal,
@@ -361,8 +361,8 @@ class Life(Actor):
         run = work.run
         if run is None:
             return
-        self._told[effect.run_id] = effect.told
-        if effect.looks:
+        self._told[effect.run_id] = effect.published
+        if effect.may_resume_stream:
             self._claim(effect, work)
         else:
             self._read_first(work, run, run_id)
@@ -381,16 +381,16 @@ class Life(Actor):
         published = self.cluster.readers.events[(subject.tenant, subject.request_id)]
         event = events.claim(subject, self.name, self.world.wall_ms)
 
-        def stands() -> Told | None:
+        def stands() -> PublishedPrefix | None:
             if not published:
                 return None
             self.cluster.on_result(event)
             stream = StreamSoFar(subject)
             for one in published:
                 stream.apply(one)
-            return stream.told
+            return stream.published
 
-        def found(told: Told | None) -> None:
+        def found(told: PublishedPrefix | None) -> None:
             if run is None or work.run is not run:
                 return
             self._told[effect.run_id] = told
@@ -466,7 +466,7 @@ class Life(Actor):
         if self.cluster.happens("engine_gone", self._rng, 0.03):
             engine.die()
         if engine.alive:
-            told = self._told.pop(run.run_id, None) or effect.told
+            told = self._told.pop(run.run_id, None) or effect.published
             told = told if engine.goes_on(run.run_id) else None
             if told is not None:
                 self.flow.output.goes_on_from(work.subject, run.run_id, told)
@@ -492,15 +492,15 @@ class Life(Actor):
         if work.run is not None and work.run.run_id == run_id and work.stream:
             self.flow.durable.chunk_refused(work.subject, self.world.now)
 
-    def _keep(self, effect: ask.Keep) -> None:
+    def _keep(self, effect: ask.StoreOutput) -> None:
         work, output = self.inside.work_of(effect.subject), effect.finished
 
         def kept(text: str) -> None:
-            if self.cluster.happens("keep_failed", self._rng, 0.15):
+            if self.cluster.happens("store_failed", self._rng, 0.15):
                 self._keep_failed(effect, InternalError("it cannot be kept"))
             else:
                 told = output if text == output.text else Output(text)
-                self.flow.durable.kept(work.subject, told, None, self.world.now, another=told is not output)
+                self.flow.durable.stored(work.subject, told, None, self.world.now, another=told is not output)
 
         def append() -> None:
             if effect.to is not None and work.line is None:
@@ -515,12 +515,12 @@ class Life(Actor):
         else:
             append()
 
-    def _keep_failed(self, effect: ask.Keep, error: PenstockError) -> None:
+    def _keep_failed(self, effect: ask.StoreOutput, error: PenstockError) -> None:
         if effect.to is None:
-            self.cluster.truth.unkept.add(self.inside.work_of(effect.subject))
-        self.flow.durable.keep_failed(effect, error, self.world.now)
+            self.cluster.truth.awaiting_store.add(self.inside.work_of(effect.subject))
+        self.flow.durable.store_failed(effect, error, self.world.now)
 
-    def _store(self, work: Work, effect: ask.Keep, kept: Callable[[], None]) -> None:
+    def _store(self, work: Work, effect: ask.StoreOutput, kept: Callable[[], None]) -> None:
         """A store that hangs answers when it is back; one that fails says so, and is asked again.
 
         Some outputs with a deadline that is near it never takes any more: a folder of theirs is read-only, say.
@@ -535,21 +535,23 @@ class Life(Actor):
                 self.world.on(store.away_until, self, f"{self.name} hears of the store", answered, None)
             else:
                 if work.deadline is not None:  # it may expire before the store takes it
-                    self.cluster.truth.unkept.add(work)
+                    self.cluster.truth.awaiting_store.add(work)
                 if soon and self._rng.random() < 0.5:
                     self._never_stored.add(work)
                 in_memory = self._rng.choice([0, effect.finished.size])
                 away = StoreUnavailable("the store is away")
-                self.flow.unkept.not_kept(effect, away, self.world.now, output_bytes=in_memory)
+                self.flow.awaiting_store.not_stored(effect, away, self.world.now, output_bytes=in_memory)
 
         self.network.ask("artifacts", f"keeps {work.request_id}", lambda: work.request_id, answered)
 
-    def _look_up(self, effect: ask.LookUp) -> None:
+    def _look_up(self, effect: ask.CheckForAnswer) -> None:
         work = self.inside.work_of(effect.subject)
 
         def told(answer: str | None) -> None:
             output = None if answer is None else Output(answer)
-            self.flow.durable.looked_up(work.subject, output, self.world.now, large=answer is not None and _large(work))
+            self.flow.durable.answer_checked(
+                work.subject, output, self.world.now, large=answer is not None and _large(work)
+            )
 
         self.turns.answer(work, told)
 
@@ -689,7 +691,7 @@ class Life(Actor):
         letter = events.letter(effect, self.name, self.world.wall_ms)
 
         def acknowledged(_: object) -> None:
-            self.flow.durable.lettered(work.subject, self.world.now)
+            self.flow.durable.dead_lettered(work.subject, self.world.now)
             self.may_commit()
 
         label = f"letter {work.first_place.topic}/{work.first_place.partition}/{work.first_place.offset}"
@@ -760,7 +762,7 @@ class Life(Actor):
     # -- the end of the process
 
     def stop(self) -> None:
-        """Told to stop: take nothing more, finish or hand back, commit, leave."""
+        """On a stop: take nothing more, finish or hand back, commit, leave."""
         if not self.stopping:
             self.stopping = True
             self.consumer.clear()

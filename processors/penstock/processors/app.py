@@ -410,7 +410,7 @@ class WorkerApp:
         metrics.output_bytes.set(parts.flow.registry.output_bytes + parts.publisher.chunk_bytes)
         metrics.unacknowledged.set(parts.publisher.backlog + parts.publisher.unacknowledged)
         metrics.unacknowledged_s.set(parts.publisher.oldest_s)
-        metrics.unkept.set(parts.flow.unkept.waiting())
+        metrics.awaiting_store.set(parts.flow.awaiting_store.waiting())
         metrics.paused.set(sum(one.paused for one in self._seen.values()))
         metrics.beyond.set(
             sum(max(0, (one.highwater or 0) - one.position) for one in self._seen.values() if one.paused)

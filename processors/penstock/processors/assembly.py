@@ -34,9 +34,9 @@ from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.published_streams import LOOK_BACK_S, PublishedStreams
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.record_follower import DesiredFollower, PeerReports
-from penstock.processors.kafka.told_streams import LOOK_BACK_S, ToldStreams
 from penstock.processors.kafka.topic_watch import PartitionWatch, PoolTopics
 from penstock.processors.lanes import Lanes
 from penstock.processors.metrics import Metrics
@@ -206,7 +206,7 @@ def assemble(
         engine_facts=lanes.engine_facts,
         pool_topics=PoolTopics(kafka),
     )
-    told = ToldStreams(
+    told = PublishedStreams(
         kafka,
         codec,
         outcomes.claim,
@@ -226,7 +226,7 @@ def assemble(
         images=image_inputs(settings.images, outputs.store, store_threads),
         sees=serving.sees,
         opens=serving.opens,
-        told=told.of,
+        published=told.of,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     # One file may describe the models of all pools.

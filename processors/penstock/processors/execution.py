@@ -15,10 +15,10 @@ from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.processors.conversations.messages import answer_message, as_summary
 from penstock.processors.conversations.turns import LostOwnership, ToSumUp, Turns
-from penstock.processors.core.effects import Begin, Keep, LookUp, Prepare, ShowPreview, Start
+from penstock.processors.core.effects import Begin, CheckForAnswer, Prepare, ShowPreview, Start, StoreOutput
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.engines.base import (
     Delta,
@@ -93,7 +93,7 @@ class _Sink:
         self._execution.failed(self._subject, self._run_id, failed.error, again=failed.retryable_here)
 
 
-async def begun_nowhere(subject: Subject) -> Told | None:
+async def begun_nowhere(subject: Subject) -> PublishedPrefix | None:
     """No other worker has run it."""
     return None
 
@@ -120,10 +120,10 @@ class Execution:
         images: Images | None = None,
         sees: Callable[[str], bool] = lambda lane: False,
         opens: Callable[[str], bool] = lambda lane: False,
-        told: Callable[[Subject], Awaitable[Told | None]] = begun_nowhere,
+        published: Callable[[Subject], Awaitable[PublishedPrefix | None]] = begun_nowhere,
     ) -> None:
         self._flow = flow
-        self._told = told
+        self._told = published
         self._defaults = defaults
         self._engine = engine
         self._turns = turns
@@ -171,10 +171,10 @@ class Execution:
             engine = self._engine(subject.lane, effect.replica)
             if engine is None or not goes_on():
                 return  # the replica is down: the flow has been told
-            told = await self._told(subject) if effect.looks else effect.told
+            published = await self._told(subject) if effect.may_resume_stream else effect.published
             if not goes_on():
                 return
-            spec = self._spec(effect, request, images, told)
+            spec = self._spec(effect, request, images, published)
             prepared = await engine.prepare(spec)
             self._flow.attempts.prepared(
                 subject,
@@ -244,10 +244,10 @@ class Execution:
                 raise EngineGone(f"{subject.lane} has no engine")
             ready: Preparation | None = effect.prepared
             if ready is None:
-                spec = self._spec(effect, subject.request, Gathered(), effect.told)
+                spec = self._spec(effect, subject.request, Gathered(), effect.published)
                 ready = Preparation(spec, _at_once(engine.prepare(spec)))
-            if ready.prepared.goes_on and ready.spec.told is not None:
-                self._flow.output.goes_on_from(subject, run_id, ready.spec.told)
+            if ready.prepared.goes_on and ready.spec.published is not None:
+                self._flow.output.goes_on_from(subject, run_id, ready.spec.published)
             engine.run(ready.spec, ready.prepared, _Sink(self, subject, run_id))
         except EngineGone:
             self._flow.attempts.not_started(subject, run_id, self._clock())
@@ -264,7 +264,7 @@ class Execution:
         if engine is not None:
             engine.cancel(run_id)
 
-    def keep(self, effect: Keep) -> None:
+    def keep(self, effect: StoreOutput) -> None:
         """Make what is large of an output artifacts, and append an answer to its conversation.
 
         When the store does not take it, the flow says when to try again. After any other failure the request fails,
@@ -272,11 +272,11 @@ class Execution:
         """
         self._tasks.start(self._keep(effect))
 
-    async def _keep(self, effect: Keep) -> None:
+    async def _keep(self, effect: StoreOutput) -> None:
         subject = effect.subject
 
         def failed(error: PenstockError) -> None:
-            self._flow.durable.keep_failed(effect, error, self._clock())
+            self._flow.durable.store_failed(effect, error, self._clock())
 
         with self._reports("run.keep", "the output was kept", subject, failed):
             held = effect.finished
@@ -300,10 +300,10 @@ class Execution:
                 size = 0 if isinstance(held, Spooled) else bytes_of(finished.output)
                 # Its traceback holds the output.
                 untraced = StoreUnavailable(error.message)
-                self._flow.unkept.not_kept(again, untraced, self._clock(), output_bytes=size)
+                self._flow.awaiting_store.not_stored(again, untraced, self._clock(), output_bytes=size)
                 return
             left = replace(finished, output=stored.output)
-            self._flow.durable.kept(
+            self._flow.durable.stored(
                 subject, left, stored.artifact, self._clock(), another=another, output_bytes=size_of(stored.output)
             )
 
@@ -311,7 +311,7 @@ class Execution:
         self, subject: Subject, to: Any, finished: Finished, references: Sequence[ArtifactRef]
     ) -> Finished | None:
         """Append the answer, or the summary. None when it is what counts in the log, else the earlier one that does."""
-        keeps = partial(self._flow.durable.awaits, subject, Stage.KEEPING)
+        keeps = partial(self._flow.durable.awaits, subject, Stage.STORING)
         record = answer_message(
             subject.request,
             str(finished.output.get("text") or ""),
@@ -338,7 +338,7 @@ class Execution:
     async def _items(self, subject: Subject) -> dict[str, Any]:
         """Where the items of a request stand. Raises Cancelled when their conversation was deleted meanwhile."""
         offsets = await self._turns.appended(
-            subject.request, partial(self._flow.durable.awaits, subject, Stage.KEEPING)
+            subject.request, partial(self._flow.durable.awaits, subject, Stage.STORING)
         )
         if offsets is None:
             raise conversation_deleted()
@@ -377,13 +377,13 @@ class Execution:
         finally:
             self._showing.discard(effect.run_id)
 
-    def look_up(self, effect: LookUp) -> None:
+    def look_up(self, effect: CheckForAnswer) -> None:
         """See whether the conversation holds the answer of a request that is to end without a run."""
         self._tasks.start(self._look_up(effect.subject))
 
     async def _look_up(self, subject: Subject) -> None:
         """After a failure nobody knows whether an answer exists: ask again while this worker owns the request."""
-        looks = partial(self._flow.durable.awaits, subject, Stage.LOOKING)
+        looks = partial(self._flow.durable.awaits, subject, Stage.CHECKING_FOR_ANSWER)
         again_s = AGAIN_S
         while looks():
             try:
@@ -397,7 +397,9 @@ class Execution:
                 again_s = min(2 * again_s, LONGEST_AGAIN_S)
                 continue
             size = 0 if finished is None else size_of(finished.output)
-            self._flow.durable.looked_up(subject, finished, self._clock(), large=size > INLINE_BYTES, output_bytes=size)
+            self._flow.durable.answer_checked(
+                subject, finished, self._clock(), large=size > INLINE_BYTES, output_bytes=size
+            )
             self._changed()
             return
 
@@ -454,7 +456,9 @@ class Execution:
             raise NotFound(f"the conversation {conversation_id} holds nothing", param=param)
         return found
 
-    def _spec(self, effect: Prepare | Start, request: InferenceRequest, images: Gathered, told: Told | None) -> RunSpec:
+    def _spec(
+        self, effect: Prepare | Start, request: InferenceRequest, images: Gathered, published: PublishedPrefix | None
+    ) -> RunSpec:
         """What the engine is asked for. `request` has all of its text.
 
         The run id is this run's own, so late events of another are known as such.
@@ -487,7 +491,7 @@ class Execution:
             stream=request.stream,
             extra=request.extra,
             request_id=subject.request_id,
-            told=told,
+            published=published,
             priority=subject.priority,
         )
 

@@ -38,7 +38,7 @@ class Metrics:
         self.unacknowledged_s = gauge(
             "penstock_unacknowledged_age_seconds", "Age of the oldest record that Kafka has not acknowledged"
         )
-        self.unkept = gauge(
+        self.awaiting_store = gauge(
             "penstock_outputs_not_stored",
             "Finished requests whose output the store of artifacts did not take yet",
         )

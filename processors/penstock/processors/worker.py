@@ -120,8 +120,8 @@ class Worker:
             ask.Begin: lambda e: self._rooms.execution.begin(e),
             ask.Start: self._start,
             ask.CancelRun: lambda e: self._rooms.execution.cancel(e.lane, e.replica, e.run_id),
-            ask.Keep: lambda e: self._rooms.execution.keep(e),
-            ask.LookUp: lambda e: self._rooms.execution.look_up(e),
+            ask.StoreOutput: lambda e: self._rooms.execution.keep(e),
+            ask.CheckForAnswer: lambda e: self._rooms.execution.look_up(e),
             ask.Status: lambda e: self._rooms.outcomes.status(e),
             ask.Chunk: self._chunk,
             ask.ShowPreview: lambda e: self._rooms.execution.show_preview(e, self._rooms.outcomes.preview),
@@ -362,7 +362,7 @@ class Worker:
 
     @_breaking
     def _lettered(self, subject: Subject) -> None:
-        self._rooms.flow.durable.lettered(subject, self._clock())
+        self._rooms.flow.durable.dead_lettered(subject, self._clock())
         self.changed()
 
     def _republish(self, effect: ask.Republish) -> None:

@@ -20,7 +20,7 @@ SOON_S = 5.0
 
 
 class Checks:
-    """Told what happens, and by whom."""
+    """PublishedPrefix what happens, and by whom."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

@@ -119,11 +119,11 @@ class Shell(World):
                 self.execution.start(effect)
             case ask.CancelRun(model, replica, run_id):
                 self.execution.cancel(model, replica, run_id)
-            case ask.Keep():
+            case ask.StoreOutput():
                 self.execution.keep(effect)
             case ask.ShowPreview():
                 self.execution.show_preview(effect, lambda _, preview: self.shown.append(preview))
-            case ask.LookUp():
+            case ask.CheckForAnswer():
                 self.execution.look_up(effect)
             case ask.Terminal(work):
                 self.terminals[work.request_id] = effect
@@ -546,7 +546,7 @@ async def test_a_look_without_an_answer(shell: Shell, stands: Any, ended: list[t
     shell.cancel_queued(line="c")
     await shell.until_idle()
     assert shell.ended == ended
-    assert ended or shell.work().stage is Stage.LOOKING
+    assert ended or shell.work().stage is Stage.CHECKING_FOR_ANSWER
 
 
 @pytest.mark.parametrize("error", [OSError("lost"), PenstockError("refused"), Expired("the store hangs")])
@@ -607,12 +607,12 @@ async def test_an_output_that_the_store_does_not_take_is_stored_later(
     await shell.begin(**(DRAWING if kind == "images" else {}))
     shell.engine.finish_with({"text": LARGE} if kind == "text" else {"images": [{**MADE, "data": bytes(2**20)}]})
     for _ in range(3):
-        await shell.until(lambda: shell.work().stage is Stage.UNKEPT)
+        await shell.until(lambda: shell.work().stage is Stage.AWAITING_STORE)
         assert shell.turns.finished == [], "an answer never stands before what it refers to"
         assert (shell.spool.used_bytes > 2**18) == spooled
         assert (shell.flow.registry.output_bytes > 2**18) != spooled
         shell.pass_time(10.0)
-    await shell.until(lambda: shell.work().stage is Stage.UNKEPT)
+    await shell.until(lambda: shell.work().stage is Stage.AWAITING_STORE)
     said = [one.detail for one in shell.seen if isinstance(one, ask.Status) and one.detail]
     assert [str(in_the_way) in detail and "File exists" in detail for detail in said] == [True]
     in_the_way.unlink()

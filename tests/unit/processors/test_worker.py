@@ -581,12 +581,12 @@ async def test_a_disk_that_does_not_answer_counts_as_one_that_refuses(
     assert (slow_disk.on_loop, shell.deaths_next_life(0, "a"), shell.deaths_next_life(1, "b")) == (0, 1, 1)
 
 
-@pytest.mark.parametrize("stage", [Stage.SETTLING, Stage.RETRYING])
+@pytest.mark.parametrize("stage", [Stage.PUBLISHING, Stage.RETRYING])
 async def test_work_between_its_run_and_its_outcome_is_no_death(shell: Shell, stage: Stage) -> None:
     await shell.run(request("a"))
     shell.journal.flush()
     shell.broker.acknowledges = False
-    if stage is Stage.SETTLING:
+    if stage is Stage.PUBLISHING:
         shell.engine.finish()
     else:
         shell.engine.fail(EngineFailed("try it again"), again=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.work import Subject, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
@@ -30,9 +30,9 @@ class Prepare(Effect):
     subject: Subject
     run_id: str
     replica: int
-    told: Told | None = None
+    published: PublishedPrefix | None = None
     """What it may go on from."""
-    looks: bool = False
+    may_resume_stream: bool = False
     """Whether what it may go on from stands on the result topic, if another worker ran it."""
 
 
@@ -63,7 +63,7 @@ class Start(Effect):
     prepared: Any
     inline: bool
     """Whether its engine runs in this process."""
-    told: Told | None = None
+    published: PublishedPrefix | None = None
     """As of Prepare, where the engine prepares the run as it begins."""
 
 
@@ -77,10 +77,10 @@ class CancelRun(Effect):
 
 
 @fixed
-class Keep(Effect):
+class StoreOutput(Effect):
     """Append the answer to its conversation, or keep what is large of an output as artifacts, or both.
 
-    → kept, not_kept, keep_failed
+    → stored, not_stored, store_failed
     """
 
     subject: Subject
@@ -95,8 +95,8 @@ class Keep(Effect):
 
 
 @fixed
-class LookUp(Effect):
-    """Look whether the answer stands in the conversation already. → looked_up"""
+class CheckForAnswer(Effect):
+    """Look whether the answer stands in the conversation already. → answer_checked"""
 
     subject: Subject
 
@@ -171,7 +171,7 @@ class Terminal(Effect):
 
 @fixed
 class PublishDeadLetter(Effect):
-    """Keep its record in the dead-letter topic. → lettered"""
+    """Keep its record in the dead-letter topic. → dead_lettered"""
 
     subject: Subject
     error: PenstockError

@@ -6,7 +6,7 @@ knows the flow. Events of one kind go to the part that has them:
 
 - `arrivals`: records that were delivered, and parked ones that were read again
 - `attempts`: answers of engines about runs; `output`: what runs say meanwhile
-- `durable`: what became durable of requests that end; `unkept`: what a store did not take
+- `durable`: what became durable of requests that end; `awaiting_store`: what a store did not take
 - `replicas`: engines that come up, die and go; `measurements`: memory of devices and engines
 - `orders`: what operators and the configuration want; `peers`: what the workers of the pool report
 
@@ -50,6 +50,7 @@ from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
+from penstock.processors.core.requests.awaiting_store import AwaitingStore
 from penstock.processors.core.requests.commanding import Commanding
 from penstock.processors.core.requests.durable import Durable
 from penstock.processors.core.requests.endings import Endings
@@ -65,7 +66,6 @@ from penstock.processors.core.requests.start_times import StartTimes
 from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
-from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
@@ -153,7 +153,7 @@ class Flow:
         histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
         endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit)
         self.durable = Durable(registry, holdings, endings, emit, deaths, commands)
-        unkept = self.unkept = Unkept(registry, endings, statuses, emit, settings.keep_least_s)
+        awaiting_store = self.awaiting_store = AwaitingStore(registry, endings, statuses, emit, settings.keep_least_s)
         retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, agenda, settings.retries)
         attempts = self.attempts = Attempts(
             registry,
@@ -209,7 +209,7 @@ class Flow:
             placement,
         )
         self._commanding = Commanding(
-            registry, gate, scheduler, holdings, lanes, endings, unkept, statuses, agenda, emit, commands
+            registry, gate, scheduler, holdings, lanes, endings, awaiting_store, statuses, agenda, emit, commands
         )
         self.orders = Orders(scheduler, lanes, lifecycle, agenda)
         self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
@@ -320,7 +320,7 @@ class Flow:
         self.statuses.tick(now)
         self._streams.tick(now)
         self._steps.tick(now)
-        self.unkept.tick(now)
+        self.awaiting_store.tick(now)
         if not self.taking:
             return
         self._retries.tick(now)
@@ -350,7 +350,7 @@ class Flow:
             self.scheduler.slack,
             self._retries,
             self._start_times,
-            self.unkept,
+            self.awaiting_store,
             self._unserved,
         )
         return min((at for part in due if (at := part.next_due()) is not None), default=None)
@@ -390,7 +390,7 @@ class Flow:
 
     def hand_back(self) -> None:
         """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
-        for work in [w for w in self.works.values() if w.stage is not Stage.SETTLING]:
+        for work in [w for w in self.works.values() if w.stage is not Stage.PUBLISHING]:
             self._holdings.drop(work)
 
     # -- looking

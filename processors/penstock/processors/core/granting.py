@@ -39,8 +39,10 @@ class Grants:
         run = self._new_run(replica, work, now)
         replica.ahead[work] = None
         self._registry.transition(work, "prepare", Stage.PREPARING)
-        told = work.goes_on_from
-        self._emit(Prepare(work.subject, run.run_id, replica.number, told, work.looks and told is None))
+        published = work.goes_on_from
+        self._emit(
+            Prepare(work.subject, run.run_id, replica.number, published, work.may_resume_stream and published is None)
+        )
 
     def take_from_its_replica(self, lane: Lane, work: Work) -> None:
         """It is prepared anew elsewhere."""
@@ -83,8 +85,8 @@ class Grants:
         self._statuses.say(work, "running", now)
         replica = lane.replicas.get(run.replica)
         inline = replica is None or replica.inline
-        told, work.looks = work.goes_on_from if run.prepared is None else None, False
-        self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, inline, told))
+        published, work.may_resume_stream = work.goes_on_from if run.prepared is None else None, False
+        self._emit(Start(work.subject, run.run_id, run.replica, run.prepared, inline, published))
 
     def _time_limit_s(self, work: Work) -> float:
         """Of its model, or else of the worker; the request's own can only shorten it."""

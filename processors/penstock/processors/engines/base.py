@@ -12,7 +12,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.past import Message, Past
@@ -70,7 +70,7 @@ class RunSpec:
     extra: dict[str, str] = field(default_factory=dict[str, str])
     request_id: str = ""
     """The same in every attempt: what is named after it has its name again when the work is done anew."""
-    told: Told | None = None
+    published: PublishedPrefix | None = None
     """What the run may go on from; an engine that cannot begins anew."""
     priority: int = 5
     """0 is the most urgent. What it was when the run was prepared."""
@@ -210,11 +210,11 @@ class Engine(Protocol):
     on_died: Callable[[int], None] = staticmethod(_unheard)
     """Called once, with the exit code, when its process ends unasked after it was ready, or is left (`left_pid`)."""
     on_busy: Callable[[float], None] = staticmethod(_unheard)
-    """Told for how many seconds the engine should get no new runs."""
+    """PublishedPrefix for how many seconds the engine should get no new runs."""
     on_limits: Callable[[Limits], None] = staticmethod(_unheard)
-    """Told its limits when they have changed since `start`."""
+    """PublishedPrefix its limits when they have changed since `start`."""
     on_out_of_memory: Callable[[], None] = staticmethod(_unheard)
-    """Told when memory ran out in a batch that it went on without: it needs more than it was granted."""
+    """PublishedPrefix when memory ran out in a batch that it went on without: it needs more than it was granted."""
 
     _state: EngineState = EngineState.NEW
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.tasks import set_within
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.engines.base import (
     Delta,
     Engine,
@@ -101,16 +101,18 @@ class NoopEngine(Engine):
 
     def _goes_on(self, spec: RunSpec, prepared: Prepared) -> Prepared:
         """Whether the script says what was told."""
-        if spec.told is None:
+        if spec.published is None:
             return prepared
         pieces = self._pieces(spec, prepared)
-        goes_on = "".join(pieces[: len(spec.told.token_ids)]) == spec.told.text and not spec.params.get("stop")
+        goes_on = "".join(pieces[: len(spec.published.token_ids)]) == spec.published.text and not spec.params.get(
+            "stop"
+        )
         return replace(prepared, goes_on=goes_on)
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         script = _Script(spec, prepared, GuardedSink(spec.run_id, sink), self._pieces(spec, prepared), echo=self._echo)
-        if prepared.goes_on and spec.told is not None:
-            script.go_on_from(spec.told)
+        if prepared.goes_on and spec.published is not None:
+            script.go_on_from(spec.published)
         if not self._delay_s and not self._first_delay_s:
             script.show_all()
             script.end()
@@ -209,8 +211,8 @@ class _Script:
         """Delays between its tokens."""
         return max(0, len(self._pieces) - 1)
 
-    def go_on_from(self, told: Told) -> None:
-        self._at, self._text = len(told.token_ids), [told.text]
+    def go_on_from(self, published: PublishedPrefix) -> None:
+        self._at, self._text = len(published.token_ids), [published.text]
 
     def show_all(self) -> None:
         at = self._at

@@ -9,11 +9,11 @@ import pytest
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.registry import ENDINGS_IN_ALL, ENDINGS_PER_PARTITION
 from penstock.processors.core.requests.retries import RetrySettings
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import suspect_all
-from penstock.processors.core.requests.told import Told
 from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
 
@@ -221,17 +221,17 @@ def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> 
 def test_a_failed_lane_touches_only_what_waits() -> None:
     """Defect 12: it could settle work whose dead letter was not acknowledged yet, and overrule a standing answer."""
     world = World()
-    world.hold_answers = {ask.PublishDeadLetter, ask.LookUp}
+    world.hold_answers = {ask.PublishDeadLetter, ask.CheckForAnswer}
     letter = world.poison(BadAvro("no"), "named")
     world.submit("turn", line="c")
     world.cancel("turn")
     world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
     world.settle()
     assert letter is not None
-    assert letter.stage is Stage.LETTERING
+    assert letter.stage is Stage.DEAD_LETTERING
     assert world.ended == []
     world.release(ask.PublishDeadLetter)
-    world.release(ask.LookUp)
+    world.release(ask.CheckForAnswer)
     assert sorted(world.ended) == [("named", "dead_lettered"), ("turn", "cancelled")]
 
 
@@ -242,15 +242,15 @@ def test_who_waits_behind_a_failed_load_runs_on_a_replica_that_has_come_back() -
     world.submit("runs")
     world.flow.orders.desire("m", False, None)
     world.settle()
-    world.hold_answers = {ask.LookUp, ask.Prepare}
+    world.hold_answers = {ask.CheckForAnswer, ask.Prepare}
     turn = world.submit("turn", line="c")
     behind = world.submit("behind", line="c")
     world.flow.replicas.load_failed("m", 1, InvalidRequest("never"), world.now)
     world.settle()
     assert turn is not None
-    assert turn.stage is Stage.LOOKING
+    assert turn.stage is Stage.CHECKING_FOR_ANSWER
     world.flow.orders.desire("m", True, None)
-    world.release(ask.LookUp)
+    world.release(ask.CheckForAnswer)
     world.pass_time(1.0)
     assert behind is not None
     assert behind.stage is Stage.PREPARING
@@ -261,15 +261,15 @@ def test_who_waits_behind_a_failed_load_runs_on_a_replica_that_has_come_back() -
 def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_conversation() -> None:
     """A worker that died before it published the outcome had appended the answer: *failed* would contradict the log."""
     world = World()
-    world.hold_answers = {ask.LookUp}
+    world.hold_answers = {ask.CheckForAnswer}
     turn = world.submit("turn", line="c")
     world.submit("plain")
     world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
     world.settle()
     assert turn is not None
-    assert turn.stage is Stage.LOOKING
+    assert turn.stage is Stage.CHECKING_FOR_ANSWER
     assert world.ended == [("plain", "failed")]
-    world.flow.durable.looked_up(
+    world.flow.durable.answer_checked(
         turn.subject, Finished(run_id="", output={"text": "it stands"}, finish_reason="stop"), world.now, large=False
     )
     world.settle()
@@ -280,7 +280,7 @@ def test_an_erased_request_that_is_delivered_again_does_not_run() -> None:
     """Its worker was killed before the commit. An answer that stands is not told again, and is erased."""
     world = World()
     world.up()
-    world.hold_answers = {ask.LookUp}
+    world.hold_answers = {ask.CheckForAnswer}
     world.cancel("r", kind="erase")
     (erase,) = [one for one in world.seen if isinstance(one, ask.Erase)]
     world.book.erasure_done(erase.command)
@@ -290,25 +290,25 @@ def test_an_erased_request_that_is_delivered_again_does_not_run() -> None:
 
 
 @pytest.mark.parametrize("kind", ["cancel", "erase"])
-@pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying", "keeping"])
+@pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying", "storing"])
 def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str, kind: str) -> None:
     """So does an erasure: the request runs again, after a kill. What this run leaves behind is erased too."""
     world = World()
     if stage != "queued":
         world.up(slots=0 if stage == "ready" else 1)
-    held = {"preparing": ask.Prepare, "beginning": ask.Begin, "keeping": ask.Keep}.get(stage)
+    held = {"preparing": ask.Prepare, "beginning": ask.Begin, "storing": ask.StoreOutput}.get(stage)
     world.hold_answers = set() if held is None else {held}
     work = world.submit("r", line="c")
     assert work is not None
     world.pass_time(0.02)
     if stage == "retrying":
         world.fail("r", EngineFailed("broken"))
-    elif stage == "keeping":
+    elif stage == "storing":
         world.finish("r")
     assert work.stage.value == stage
     world.cancel("r", kind=kind)
-    if stage == "keeping":
-        world.release(ask.Keep)
+    if stage == "storing":
+        world.release(ask.StoreOutput)
         assert world.ended == [("r", "completed")]
     else:
         assert world.ended == [("r", "cancelled")]
@@ -381,14 +381,14 @@ def test_a_summary_ends_with_its_conversation_and_runs_beside_its_turns() -> Non
 
 def test_the_output_of_what_takes_no_turn_is_appended_where_its_topic_is_known() -> None:
     world = World()
-    world.hold_answers = {ask.Keep}
+    world.hold_answers = {ask.StoreOutput}
     world.up(slots=4)
     world.appends = "what was read"
     world.submit("summary", conversation_id="c", task="summarization")
     world.finish("summary")
     (keep,) = world.asked
     assert keep.to == "what was read"
-    world.release(ask.Keep)
+    world.release(ask.StoreOutput)
     assert world.ended == [("summary", "completed")]
 
 
@@ -544,9 +544,9 @@ def test_large_dead_letters_pause_their_partition_by_their_bytes() -> None:
 
 
 ENDS: dict[str, tuple[type, dict[str, Any]]] = {
-    "settling": (ask.Terminal, {"error": InvalidRequest("no")}),
+    "publishing": (ask.Terminal, {"error": InvalidRequest("no")}),
     "moving": (ask.Republish, {"belongs_on": 3}),
-    "looking": (ask.LookUp, {"conversation_id": "c", "ttl_ms": 0}),
+    "checking_for_answer": (ask.CheckForAnswer, {"conversation_id": "c", "ttl_ms": 0}),
 }
 
 
@@ -667,9 +667,9 @@ def test_what_has_gathered_is_published_before_the_next_run(how: str) -> None:
         world.up(slots=1, inline=True)
     world.pass_time(1.0)
     assert [chunk.text for chunk in world.chunks] == ["a ", "b c "]
-    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.told is not None]
-    assert again.told is not None
-    assert (again.told.text, again.told.since) == ("a b c ", (1, 1))
+    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.published is not None]
+    assert again.published is not None
+    assert (again.published.text, again.published.since) == ("a b c ", (1, 1))
 
 
 def test_text_without_tokens_is_told_to_the_next_run() -> None:
@@ -682,8 +682,8 @@ def test_text_without_tokens_is_told_to_the_next_run() -> None:
     world.flow.output.delta(work.subject, work.run.run_id, "a ", [], world.now)
     world.fail("r", EngineFailed("it broke off"))
     world.pass_time(1.0)
-    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.told is not None]
-    assert again.told == Told("m", "a ", (), (), (1, 1))
+    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.published is not None]
+    assert again.published == PublishedPrefix("m", "a ", (), (), (1, 1))
 
 
 def test_two_turns_of_two_classes_are_prepared_and_the_later_one_is_refused() -> None:
@@ -849,12 +849,12 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     """Found by the simulator: readers had seen this run's words, and the outcome's text was another's."""
     world = World()
     world.up(slots=1)
-    world.hold_answers = {ask.Keep}
+    world.hold_answers = {ask.StoreOutput}
     work = world.submit("r", line="c", stream=True)
     assert work is not None
     world.delta("r", "my words")
     world.finish("r")
-    world.flow.durable.kept(work.subject, None, None, world.now, another=True)
+    world.flow.durable.stored(work.subject, None, None, world.now, another=True)
     world.settle()
     terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
     assert (terminal.subject.attempt, work.spent) == (2, 1)
@@ -1005,13 +1005,13 @@ def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its
     world = World()
     world.flow.arrivals._screening._deaths = lambda key, request_id: 2
     world.up()
-    world.hold_answers = {ask.LookUp}
+    world.hold_answers = {ask.CheckForAnswer}
     turns = [world.submit(name, line=name, max_attempts=2) for name in ("answered", "silent")]
     for turn in turns:
         assert turn is not None
-        assert turn.stage is Stage.LOOKING
+        assert turn.stage is Stage.CHECKING_FOR_ANSWER
         answer = STANDS if turn.request_id == "answered" else None
-        world.flow.durable.looked_up(turn.subject, answer, world.now, large=False)
+        world.flow.durable.answer_checked(turn.subject, answer, world.now, large=False)
     world.settle()
     assert sorted(world.ended) == [("answered", "completed"), ("silent", "dead_lettered")]
     assert world.letters == ["silent"]
@@ -1026,7 +1026,7 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
     The worker before this one had answered it, and was killed before it published the outcome.
     """
     world = World(retries=RetrySettings(first_s=1.0))
-    world.hold_answers = {ask.Begin if way == "cancelled as it begins" else ask.Prepare, ask.LookUp}
+    world.hold_answers = {ask.Begin if way == "cancelled as it begins" else ask.Prepare, ask.CheckForAnswer}
     world.up()
     turn = world.submit("turn", line="c", max_attempts=2 if way == "cancelled between attempts" else 1)
     assert turn is not None
@@ -1042,8 +1042,8 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
             world.die()
             assert turn.stage is Stage.RETRYING
             world.cancel("turn")
-    assert turn.stage is Stage.LOOKING
-    world.flow.durable.looked_up(turn.subject, STANDS, world.now, large=False)
+    assert turn.stage is Stage.CHECKING_FOR_ANSWER
+    world.flow.durable.answer_checked(turn.subject, STANDS, world.now, large=False)
     world.settle()
     assert (world.ended, world.letters) == ([("turn", "completed")], [])
 
@@ -1054,12 +1054,12 @@ def test_a_parked_turn_whose_record_is_gone_ends_with_the_answer_that_stands_in_
         world.submit(f"r{number}", line="c" if number == 199 else None)
     (parked,) = [work for work in world.flow.works.values() if work.line == "c"]
     assert parked.stage is Stage.PARKED
-    world.hold_answers = {ask.Fetch, ask.LookUp}
+    world.hold_answers = {ask.Fetch, ask.CheckForAnswer}
     world.cancel("r199")
     world.flow.arrivals.gone(parked.key, world.now)
-    assert parked.stage is Stage.LOOKING
+    assert parked.stage is Stage.CHECKING_FOR_ANSWER
     assert parked.request.conversation_id == "c", "its bytes are not here, and it is looked up all the same"
-    world.flow.durable.looked_up(parked.subject, STANDS, world.now, large=False)
+    world.flow.durable.answer_checked(parked.subject, STANDS, world.now, large=False)
     world.settle()
     assert (world.status_of("r199"), world.letters) == ("completed", [])
 
@@ -1072,12 +1072,12 @@ def test_a_turn_that_cannot_be_moved_ends_with_the_answer_that_stands_in_its_con
     """Found by the simulator: another record of it had been answered where its conversation is."""
     world = World()
     world.up()
-    world.hold_answers = {ask.Republish, ask.LookUp}
+    world.hold_answers = {ask.Republish, ask.CheckForAnswer}
     turn = world.submit("r", line="c", belongs_on=3)
     assert turn is not None
     world.flow.durable.cannot_move(turn.subject, error, world.now)
-    assert turn.stage is Stage.LOOKING
-    world.flow.durable.looked_up(turn.subject, STANDS if stands else None, world.now, large=False)
+    assert turn.stage is Stage.CHECKING_FOR_ANSWER
+    world.flow.durable.answer_checked(turn.subject, STANDS if stands else None, world.now, large=False)
     world.settle()
     failed = "failed" if isinstance(error, InvalidRequest) else "dead_lettered"
     assert world.status_of("r") == ("completed" if stands else failed)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flow_driver import HIGH, MEDIUM, World
-from penstock.processors.core.effects import LookUp, PublishDeadLetter, Terminal
+from penstock.processors.core.effects import CheckForAnswer, PublishDeadLetter, Terminal
 from penstock.schemas.records import ControlCommand, Origin, Place
 
 ORIGIN = Origin(topic=MEDIUM, partition=0, offset=7, append_time_ms=5)
@@ -88,9 +88,9 @@ def test_an_old_command_is_not_followed() -> None:
 def test_an_answer_in_the_conversation_is_its_outcome() -> None:
     world = World()
     (effect,) = end_lost(world, conversation_id="c")
-    assert isinstance(effect, LookUp)
+    assert isinstance(effect, CheckForAnswer)
     assert (effect.subject.line, effect.subject.request.conversation_id) == ("c", "c")
-    world.flow.durable.looked_up(effect.subject, None, world.now)
+    world.flow.durable.answer_checked(effect.subject, None, world.now)
     (outcome,) = world.flow.take_effects()
     assert isinstance(outcome, Terminal)
     assert outcome.status == "expired"

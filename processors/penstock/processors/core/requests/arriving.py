@@ -165,7 +165,9 @@ class Arrivals:
             requirements=request.requirements,
         )
         work.ttl_ms = ttl_ms
-        work.looks = request.stream and read.origin.append_time_ms < self._registry.owned_since_ms < float("inf")
+        work.may_resume_stream = request.stream and read.origin.append_time_ms < self._registry.owned_since_ms < float(
+            "inf"
+        )
         images = next(image_references(request.payload), None)
         work.stored_input = request.input_artifact is not None or images is not None
         self._histories.begin(work, request.history)

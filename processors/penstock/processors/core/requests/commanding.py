@@ -10,13 +10,13 @@ from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.effects import Effect, Erase
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.awaiting_store import AwaitingStore
 from penstock.processors.core.requests.endings import Endings, Erased
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.lost import key_of_lost, lost_work
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, ON_LANE, Stage
 from penstock.processors.core.requests.statuses import Statuses
-from penstock.processors.core.requests.unkept import Unkept
 from penstock.processors.core.requests.work import Work
 from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
@@ -37,7 +37,7 @@ class Commanding:
     _holdings: Holdings
     _lanes: Lanes
     _endings: Endings
-    _unkept: Unkept
+    _awaiting_store: AwaitingStore
     _statuses: Statuses
     _agenda: Agenda
     _emit: Callable[[Effect], None]
@@ -107,8 +107,8 @@ class Commanding:
             self._endings.end_waiting(work, "cancel", error, now)
         elif work.stage in ON_LANE:
             self._endings.end_running(work, "cancel", error, now)
-        elif work.stage in (Stage.KEEPING, Stage.UNKEPT):
-            self._unkept.cancel(work, error, now)
+        elif work.stage in (Stage.STORING, Stage.AWAITING_STORE):
+            self._awaiting_store.cancel(work, error, now)
 
     def _reprioritize(self, work: Work, priority: int, now: float) -> None:
         """Move it in its queue. One that runs or waits for a retry is queued there when it must start again."""

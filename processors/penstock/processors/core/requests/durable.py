@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.processors.core.effects import Effect, Erase, ForgetDeaths, Keep, Republish
+from penstock.processors.core.effects import Effect, Erase, ForgetDeaths, Republish, StoreOutput
 from penstock.processors.core.requests.endings import Endings, status_of
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
@@ -32,23 +32,23 @@ class Durable:
         """Whether the request is in this stage still, and waits for the answer that ends it."""
         return self._registry.in_stage(subject, stage) is not None
 
-    def looked_up(
+    def answer_checked(
         self, subject: Subject, finished: Any | None, now: float, *, large: bool = False, output_bytes: int = 0
     ) -> None:
         """The answer that stands in the conversation of a request that was to end without one, or None."""
-        if (work := self._registry.in_stage(subject, Stage.LOOKING)) is None:
+        if (work := self._registry.in_stage(subject, Stage.CHECKING_FOR_ANSWER)) is None:
             return
         if finished is not None:
             work.tell_apart()
             self._endings.completed(
-                work, "looked_up", finished, now, append=False, large=large, output_bytes=output_bytes
+                work, "answer_checked", finished, now, append=False, large=large, output_bytes=output_bytes
             )
         elif work.error is not None:
-            self._endings.letter(work, "looked_up", work.error)
+            self._endings.letter(work, "answer_checked", work.error)
         else:
-            self._endings.settle(work, "looked_up", now, error=work.end_with)
+            self._endings.settle(work, "answer_checked", now, error=work.end_with)
 
-    def kept(
+    def stored(
         self,
         subject: Subject,
         finished: Any,
@@ -63,17 +63,17 @@ class Durable:
         `another`: the answer that counts is that of an earlier run, not what this run said. `output_bytes`: what is
         left of the output in memory; None: all of it.
         """
-        if (work := self._registry.in_stage(subject, Stage.KEEPING)) is not None:
+        if (work := self._registry.in_stage(subject, Stage.STORING)) is not None:
             if output_bytes is not None:
                 self._registry.hold_output(work, output_bytes)
             if another:
                 work.tell_apart()
-            self._endings.settle(work, "kept", now, finished=finished, artifact=artifact)
+            self._endings.settle(work, "stored", now, finished=finished, artifact=artifact)
 
-    def keep_failed(self, keep: Keep, error: PenstockError, now: float) -> None:
+    def store_failed(self, keep: StoreOutput, error: PenstockError, now: float) -> None:
         """Its answer can never be kept, or nobody knows whether it was."""
-        if (work := self._registry.in_stage(keep.subject, Stage.KEEPING)) is not None:
-            self._endings.end_unkept(work, "keep_failed", keep, error, now)
+        if (work := self._registry.in_stage(keep.subject, Stage.STORING)) is not None:
+            self._endings.end_awaiting_store(work, "store_failed", keep, error, now)
 
     def moved(self, subject: Subject) -> None:
         """Its record is on the partition where it belongs. Readers may follow any place of it: each gets its copy."""
@@ -94,15 +94,15 @@ class Durable:
         else:
             self._endings.letter(work, "unmovable", error)
 
-    def lettered(self, subject: Subject, now: float) -> None:
+    def dead_lettered(self, subject: Subject, now: float) -> None:
         """The broker has its dead letter."""
-        if (work := self._registry.in_stage(subject, Stage.LETTERING)) is None:
+        if (work := self._registry.in_stage(subject, Stage.DEAD_LETTERING)) is None:
             return
         if work.request_id:
             status = status_of(work.end_with) if work.end_with is not None else "dead_lettered"
-            self._endings.settle(work, "lettered", now, error=work.error, status=status)
+            self._endings.settle(work, "dead_lettered", now, error=work.error, status=status)
         else:
-            self._registry.transition(work, "lettered", Stage.DONE)
+            self._registry.transition(work, "dead_lettered", Stage.DONE)
             self._over(work)
 
     def delivered(self, subject: Subject, status: str) -> bool:
@@ -110,7 +110,7 @@ class Durable:
 
         Returns False when the request was let go of meanwhile: its new owner ends it.
         """
-        if (work := self._registry.in_stage(subject, Stage.SETTLING)) is None:
+        if (work := self._registry.in_stage(subject, Stage.PUBLISHING)) is None:
             return False
         if work.repeats:
             self._emit(replace(work.outcome, origin=work.repeats.pop(0)))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.processors.core.effects import Effect, Keep, LookUp, PublishDeadLetter, Terminal
+from penstock.processors.core.effects import CheckForAnswer, Effect, PublishDeadLetter, StoreOutput, Terminal
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
@@ -48,9 +48,9 @@ class Endings:
     ) -> None:
         self._registry.hold_output(work, output_bytes)
         if append or large:
-            self._registry.transition(work, event, Stage.KEEPING)
+            self._registry.transition(work, event, Stage.STORING)
             to = _appended_to(work.run) if append and work.run is not None else None
-            self._emit(Keep(work.subject, finished, to, work.deadline_ms))
+            self._emit(StoreOutput(work.subject, finished, to, work.deadline_ms))
         else:
             self.settle(work, event, now, finished=finished)
 
@@ -67,10 +67,10 @@ class Endings:
     ) -> None:
         """Its outcome goes to the broker, once."""
         status = status or ("completed" if error is None else status_of(error))
-        self._registry.transition(work, event, Stage.SETTLING)
+        self._registry.transition(work, event, Stage.PUBLISHING)
         if finished is None:
             self._registry.hold_output(work, 0)
-        work.unkept = None
+        work.awaiting_store = None
         work.pending_status = status
         self._histories.ended(work, error, now)
         run = work.run
@@ -106,29 +106,29 @@ class Endings:
             work.end_with = error
             self._look_up(work, event)
 
-    def end_unkept(self, work: Work, event: str, keep: Keep, error: PenstockError, now: float) -> None:
+    def end_awaiting_store(self, work: Work, event: str, keep: StoreOutput, error: PenstockError, now: float) -> None:
         """End a finished request of which `keep` was not done. If it was to be appended, it may have been: only the
         conversation can say that.
         """
         if keep.to is None:
             self.settle(work, event, now, error=error)
         else:
-            work.end_with, work.unkept = error, None
+            work.end_with, work.awaiting_store = error, None
             self._registry.hold_output(work, 0)
             self._look_up(work, event)
 
     def letter(self, work: Work, event: str, error: PenstockError) -> None:
         """As `end`, with a dead letter where no answer stands."""
         work.error = error
-        if work.conversation_id is None or work.begun or work.stage in (Stage.RUNNING, Stage.LOOKING):
-            self._registry.transition(work, event, Stage.LETTERING)
+        if work.conversation_id is None or work.begun or work.stage in (Stage.RUNNING, Stage.CHECKING_FOR_ANSWER):
+            self._registry.transition(work, event, Stage.DEAD_LETTERING)
             self._emit(PublishDeadLetter(work.subject, error, nameless=not work.request_id))
         else:
             self._look_up(work, event)
 
     def _look_up(self, work: Work, event: str) -> None:
-        self._registry.transition(work, event, Stage.LOOKING)
-        self._emit(LookUp(work.subject))
+        self._registry.transition(work, event, Stage.CHECKING_FOR_ANSWER)
+        self._emit(CheckForAnswer(work.subject))
 
     def end_waiting(self, work: Work, event: str, error: PenstockError, now: float) -> None:
         """End what waits in the scheduler, or for a time; what is parked is read again for its outcome."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from penstock.processors.core.effects import Effect, ShowPreview
 from penstock.processors.core.requests.progress import Steps
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.streams import Streams
-from penstock.processors.core.requests.told import Told
 from penstock.processors.core.requests.work import Subject
 
 
@@ -24,11 +24,11 @@ class RunOutput:
     _steps: Steps
     _emit: Callable[[Effect], None]
 
-    def goes_on_from(self, subject: Subject, run_id: str, told: Told) -> None:
+    def goes_on_from(self, subject: Subject, run_id: str, published: PublishedPrefix) -> None:
         """Its engine begins the run behind what earlier ones have told."""
         work = self._registry.of_run(subject, run_id, Stage.RUNNING)
         if work is not None and work.run is not None:
-            self._streams.go_on_from(work.run, told)
+            self._streams.go_on_from(work.run, published)
 
     def delta(
         self,

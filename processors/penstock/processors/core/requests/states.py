@@ -22,11 +22,13 @@ class Stage(StrEnum):
     RUNNING = "running"  # granted; it is on the engine
     SCHEDULED = "scheduled"  # a fact only: its caller named a time to start that lies ahead
     RETRYING = "retrying"  # an attempt failed; the next one is not due yet
-    KEEPING = "keeping"  # it has finished; its answer or artifact is being kept
-    UNKEPT = "unkept"  # it has finished; the store of artifacts did not take its output, and will be asked again
-    LOOKING = "looking"  # it shall end without an answer; its conversation may hold one already
-    LETTERING = "lettering"  # its dead letter is under way to the broker
-    SETTLING = "settling"  # its terminal event is under way to the broker
+    STORING = "storing"  # it has finished; its answer or artifact is being kept
+    AWAITING_STORE = (
+        "awaiting_store"  # it has finished; the store of artifacts did not take its output, and will be asked again
+    )
+    CHECKING_FOR_ANSWER = "checking_for_answer"  # it shall end without an answer; its conversation may hold one already
+    DEAD_LETTERING = "dead_lettering"  # its dead letter is under way to the broker
+    PUBLISHING = "publishing"  # its terminal event is under way to the broker
     MOVING = "moving"  # its record is being published where its conversation belongs, or its model is served
     DONE = "done"  # the broker has what replaces it: its offset may be committed
     DROPPED = "dropped"  # its partition went elsewhere, or the worker stops: nothing of it may be published
@@ -41,7 +43,16 @@ IN_SCHEDULER = frozenset({Stage.QUEUED, Stage.PARKED, Stage.FETCHING, Stage.PREP
 ON_LANE = frozenset({Stage.BEGINNING, Stage.RUNNING})
 """Holding a grant: a slot and tokens of a lane."""
 
-ENDING = frozenset({Stage.KEEPING, Stage.UNKEPT, Stage.LOOKING, Stage.LETTERING, Stage.SETTLING, Stage.MOVING})
+ENDING = frozenset(
+    {
+        Stage.STORING,
+        Stage.AWAITING_STORE,
+        Stage.CHECKING_FOR_ANSWER,
+        Stage.DEAD_LETTERING,
+        Stage.PUBLISHING,
+        Stage.MOVING,
+    }
+)
 """Its end is decided: neither a cancel nor a timeout changes it, but for one whose output the store does not take."""
 
 OVER = frozenset({Stage.DONE, Stage.DROPPED})
@@ -49,16 +60,16 @@ OVER = frozenset({Stage.DONE, Stage.DROPPED})
 _S = Stage
 _END_WAITING: dict[str, tuple[Stage, ...]] = {
     # An end without a run. A conversation is looked at first: a worker that died may have appended the answer.
-    "cancel": (_S.SETTLING, _S.LOOKING),
-    "expire": (_S.SETTLING, _S.LOOKING),
+    "cancel": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
+    "expire": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
     "drop": (_S.DROPPED,),
 }
 
 TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.NEW: {
         "arrive": (_S.QUEUED, _S.PARKED, _S.SCHEDULED),
-        "arrive_ended": (_S.SETTLING, _S.LOOKING),  # invalid, cancelled or expired before it was taken
-        "arrive_poison": (_S.LETTERING, _S.LOOKING),
+        "arrive_ended": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),  # invalid, cancelled or expired before it was taken
+        "arrive_poison": (_S.DEAD_LETTERING, _S.CHECKING_FOR_ANSWER),
         "arrive_elsewhere": (_S.MOVING,),
     },
     _S.SCHEDULED: {
@@ -71,7 +82,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "grant": (_S.RUNNING,),  # an engine that prepares as it begins
         "pass_on": (_S.MOVING,),  # its model can never be loaded here, and another worker serves it
         "park": (_S.PARKED,),  # the share of its class has no room for its bytes any more
-        "lane_failed": (_S.SETTLING, _S.LOOKING),
+        "lane_failed": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
         **_END_WAITING,
     },
     _S.PARKED: {
@@ -81,17 +92,17 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.FETCHING: {
         "fetched": (_S.QUEUED,),
         "park": (_S.PARKED,),  # it has another class now, whose share has no room for its bytes
-        "gone": (_S.LETTERING, _S.LOOKING),  # its record was deleted, or another stands in its place
-        "fetched_to_end": (_S.SETTLING, _S.LOOKING),  # it was cancelled, or expired, as a fact
+        "gone": (_S.DEAD_LETTERING, _S.CHECKING_FOR_ANSWER),  # its record was deleted, or another stands in its place
+        "fetched_to_end": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),  # it was cancelled, or expired, as a fact
         "fetched_to_pass": (_S.MOVING,),  # another worker serves its model
         "drop": (_S.DROPPED,),
     },
     _S.PREPARING: {
         "prepared": (_S.READY,),
-        "refused": (_S.SETTLING, _S.LETTERING, _S.LOOKING, _S.RETRYING, _S.QUEUED),
-        "answer_stands": (_S.SETTLING, _S.KEEPING),
+        "refused": (_S.PUBLISHING, _S.DEAD_LETTERING, _S.CHECKING_FOR_ANSWER, _S.RETRYING, _S.QUEUED),
+        "answer_stands": (_S.PUBLISHING, _S.STORING),
         "elsewhere": (_S.QUEUED,),  # nothing new starts on the replica that prepares it
-        "replica_down": (_S.QUEUED, _S.LETTERING, _S.LOOKING, _S.RETRYING),
+        "replica_down": (_S.QUEUED, _S.DEAD_LETTERING, _S.CHECKING_FOR_ANSWER, _S.RETRYING),
         **_END_WAITING,
     },
     _S.READY: {
@@ -103,44 +114,51 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.BEGINNING: {
         "begun": (_S.RUNNING,),
         "log_moved": (_S.QUEUED,),
-        "refused": (_S.SETTLING, _S.LOOKING),
+        "refused": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
         "replica_down": (_S.QUEUED,),
-        "cancel": (_S.SETTLING, _S.LOOKING),
+        "cancel": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
         "drop": (_S.DROPPED,),
     },
     _S.RUNNING: {
-        "finished": (_S.SETTLING, _S.KEEPING),
-        "failed": (_S.SETTLING, _S.LETTERING, _S.RETRYING),
-        "replica_down": (_S.QUEUED, _S.LETTERING, _S.RETRYING),
-        "cancel": (_S.SETTLING,),
-        "timeout": (_S.LETTERING, _S.RETRYING),
+        "finished": (_S.PUBLISHING, _S.STORING),
+        "failed": (_S.PUBLISHING, _S.DEAD_LETTERING, _S.RETRYING),
+        "replica_down": (_S.QUEUED, _S.DEAD_LETTERING, _S.RETRYING),
+        "cancel": (_S.PUBLISHING,),
+        "timeout": (_S.DEAD_LETTERING, _S.RETRYING),
         "drop": (_S.DROPPED,),
     },
     _S.RETRYING: {
         "due": (_S.QUEUED, _S.PARKED),
         "fetch": (_S.FETCHING,),  # it ends, and its bytes are not here
-        "lane_failed": (_S.SETTLING, _S.LOOKING),
-        "cancel": (_S.SETTLING, _S.LOOKING),
+        "lane_failed": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
+        "cancel": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
         "drop": (_S.DROPPED,),
     },
-    _S.KEEPING: {
-        "kept": (_S.SETTLING,),
-        "not_kept": (_S.UNKEPT,),
-        "keep_failed": (_S.SETTLING, _S.LOOKING),  # what was to be appended may stand in its conversation
+    _S.STORING: {
+        "stored": (_S.PUBLISHING,),
+        "not_stored": (_S.AWAITING_STORE,),
+        "store_failed": (
+            _S.PUBLISHING,
+            _S.CHECKING_FOR_ANSWER,
+        ),  # what was to be appended may stand in its conversation
         "drop": (_S.DROPPED,),
     },
-    _S.UNKEPT: {
-        "keep": (_S.KEEPING,),
-        "cancel": (_S.SETTLING, _S.LOOKING),
-        "expire": (_S.SETTLING, _S.LOOKING),
+    _S.AWAITING_STORE: {
+        "store": (_S.STORING,),
+        "cancel": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
+        "expire": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),
         "drop": (_S.DROPPED,),
     },
-    _S.LOOKING: {"looked_up": (_S.SETTLING, _S.KEEPING, _S.LETTERING), "drop": (_S.DROPPED,)},
-    _S.LETTERING: {"lettered": (_S.SETTLING, _S.DONE), "drop": (_S.DROPPED,)},
-    _S.SETTLING: {"delivered": (_S.DONE,), "drop": (_S.DROPPED,)},
+    _S.CHECKING_FOR_ANSWER: {"answer_checked": (_S.PUBLISHING, _S.STORING, _S.DEAD_LETTERING), "drop": (_S.DROPPED,)},
+    _S.DEAD_LETTERING: {"dead_lettered": (_S.PUBLISHING, _S.DONE), "drop": (_S.DROPPED,)},
+    _S.PUBLISHING: {"delivered": (_S.DONE,), "drop": (_S.DROPPED,)},
     _S.MOVING: {
         "moved": (_S.DONE,),
-        "unmovable": (_S.LETTERING, _S.SETTLING, _S.LOOKING),  # it cannot be written again, or there is no such pool
+        "unmovable": (
+            _S.DEAD_LETTERING,
+            _S.PUBLISHING,
+            _S.CHECKING_FOR_ANSWER,
+        ),  # it cannot be written again, or there is no such pool
         "drop": (_S.DROPPED,),
     },
     _S.DONE: {},

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.processors.core.effects import Chunk
+from penstock.processors.core.requests.published_prefix import PublishedPrefix, count_calls
 from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.told import Told, count_calls
 from penstock.processors.core.requests.work import Run, Work
 from penstock.schemas.told_logprobs import ToldLogprobs
 
@@ -72,12 +72,12 @@ class Streams:
         self._emit(chunk)
 
     @staticmethod
-    def go_on_from(run: Run, told: Told) -> None:
+    def go_on_from(run: Run, published: PublishedPrefix) -> None:
         """The run begins behind what earlier ones have published."""
-        run.text, run.tokens, run.sent_calls = [told.text], [*told.token_ids], [*told.call_chars]
-        run.sent_pieces, run.sent_chars, run.sent_tokens = 1, len(told.text), len(told.token_ids)
-        run.sent_logprobs = None if told.logprobs is None else told.logprobs.copy()
-        run.since = told.since
+        run.text, run.tokens, run.sent_calls = [published.text], [*published.token_ids], [*published.call_chars]
+        run.sent_pieces, run.sent_chars, run.sent_tokens = 1, len(published.text), len(published.token_ids)
+        run.sent_logprobs = None if published.logprobs is None else published.logprobs.copy()
+        run.since = published.since
 
     def remember(self, work: Work) -> None:
         """The work's run ends without an outcome: what it made is published, and the next one may go on from that."""
@@ -88,7 +88,7 @@ class Streams:
         if run.sent_chars or run.sent_tokens or run.sent_calls:
             since = run.since or (work.epoch, work.attempt)
             text, tokens, calls = "".join(run.text), tuple(run.tokens), tuple(run.sent_calls)
-            work.told = Told(work.lane, text, tokens, calls, since, run.sent_logprobs)
+            work.published = PublishedPrefix(work.lane, text, tokens, calls, since, run.sent_logprobs)
 
     def tick(self, now: float) -> None:
         """Publish what has gathered for the linger."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.processors.core.peers import Wanted
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.told import Told
 from penstock.schemas.abilities import Need
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
@@ -211,9 +211,9 @@ class Work:
     need: Need | None = None
     """What its payload asks of a model."""
     run: Run | None = None
-    told: Told | None = None
+    published: PublishedPrefix | None = None
     """What an earlier run has published of its stream."""
-    looks: bool = False
+    may_resume_stream: bool = False
     """Whether another worker may have published a part of its stream: that is looked for before it runs here."""
     stored_input: bool = False
     """Whether its text or its images are read from elsewhere before the run."""
@@ -261,7 +261,7 @@ class Work:
     """The same of those that nobody follows yet: each has a copy if the request is passed on, and else no outcome."""
     output_bytes: int = 0
     """Of its output in memory, once it has finished."""
-    unkept: Any = None
+    awaiting_store: Any = None
     """What is to be asked of the store of artifacts again, and since when."""
     outcome: Any = None
     """What is on its way to the broker as its outcome."""
@@ -283,12 +283,12 @@ class Work:
     @property
     def starts_unprepared(self) -> bool:
         """Whether nothing has to be read for it before it starts, on an engine that counts no prompts."""
-        return self.line is None and not self.looks and not self.stored_input
+        return self.line is None and not self.may_resume_stream and not self.stored_input
 
     @property
-    def goes_on_from(self) -> Told | None:
+    def goes_on_from(self) -> PublishedPrefix | None:
         """What its next run may go on from: another model's words are not."""
-        return self.told if self.told is not None and self.told.model == self.lane else None
+        return self.published if self.published is not None and self.published.model == self.lane else None
 
     @property
     def first_key(self) -> WorkKey:
@@ -344,7 +344,7 @@ class Work:
     @property
     def live(self) -> bool:
         """Whether anything else than its end may still be published for it."""
-        return self.stage not in (Stage.SETTLING, Stage.DONE, Stage.DROPPED)
+        return self.stage not in (Stage.PUBLISHING, Stage.DONE, Stage.DROPPED)
 
     def timings(self, now: float) -> Timings:
         """Milliseconds spent waiting, being admitted, loading and running, as of `now`."""

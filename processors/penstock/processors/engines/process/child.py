@@ -108,9 +108,9 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
         await tasks.cancel()
     except BaseException as error:
         # What a folder lacks is said in the message; a traceback tells only of faults.
-        told = isinstance(error, PenstockError | OSError | ValueError)
+        published = isinstance(error, PenstockError | OSError | ValueError)
         reason = f"{type(error).__name__}: {error}"
-        logger.error("engine.load_failed source=%s error=%s", source, reason, exc_info=None if told else error)
+        logger.error("engine.load_failed source=%s error=%s", source, reason, exc_info=None if published else error)
         channel.send([("refused", error if isinstance(error, PenstockError) else _load_failure(source, error))])
         while channel.unsent_bytes:
             await asyncio.sleep(0.01)
@@ -268,7 +268,7 @@ class MessageHandler:
         self._starting.discard(spec.run_id)
         if isinstance(result, PenstockError):
             self._failed(spec.run_id, result, again=result.retryable or isinstance(result, OutOfMemory))
-        elif spec.told is not None and not result[0].goes_on:
+        elif spec.published is not None and not result[0].goes_on:
             self._failed(spec.run_id, EngineFailed("the run cannot go on from what was told"), again=True)
         else:
             self._run(spec, result[1])

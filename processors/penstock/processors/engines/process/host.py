@@ -165,7 +165,7 @@ class ChildEngine(Engine):
             guarded.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
             return
         # What is prepared again because it was forgotten must come out alike.
-        spec = spec if prepared.goes_on or spec.told is None else replace(spec, told=None)
+        spec = spec if prepared.goes_on or spec.published is None else replace(spec, published=None)
         self._runs[spec.run_id] = (spec, guarded)
         process.send(("run", spec.run_id))
 

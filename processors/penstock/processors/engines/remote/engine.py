@@ -310,8 +310,8 @@ class RemoteEngine(Engine):
         if spec.images and prepared.messages is not None:
             prepared = replace(prepared, messages=await asyncio.to_thread(with_data_urls, prepared.messages))
         path, body = text_body(spec, prepared, self._name)
-        if prepared.goes_on and spec.told is not None:
-            before, rest = await self._behind(path, body, spec.told.text, headers)
+        if prepared.goes_on and spec.published is not None:
+            before, rest = await self._behind(path, body, spec.published.text, headers)
             if rest is None:
                 return Finished(
                     run_id=spec.run_id,

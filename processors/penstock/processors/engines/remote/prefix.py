@@ -30,8 +30,8 @@ THOUGHTS = "<think"
 
 def can_go_on(spec: RunSpec, messages: list[Message] | None) -> bool:
     """Whether a server that takes prefixes makes the rest of this run as it would have, but for how text is cut."""
-    told, params = spec.told, spec.params
-    if told is None or spec.task != "text_generation" or not spec.extra.keys() <= EXACT_EXTRA:
+    published, params = spec.published, spec.params
+    if published is None or spec.task != "text_generation" or not spec.extra.keys() <= EXACT_EXTRA:
         return False
     if any(name not in EXACT_PARAMS and value not in NEUTRAL.get(name, ()) for name, value in params.items()):
         return False
@@ -42,8 +42,8 @@ def can_go_on(spec: RunSpec, messages: list[Message] | None) -> bool:
     if messages is not None and (not messages or messages[-1]["role"] == "assistant"):
         return False
     # What a stop string may have begun in was told by a server that does not hold it back. Templates strip white space.
-    text = told.text
-    whole = not told.call_chars and StopMatcher(params.get("stop") or ()).feed(text) == text
+    text = published.text
+    whole = not published.call_chars and StopMatcher(params.get("stop") or ()).feed(text) == text
     return whole and bool(text) and not text[-1].isspace() and THOUGHTS not in text
 
 

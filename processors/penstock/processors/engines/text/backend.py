@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from penstock.processors.core.fleet.ledger import OutOfMemory
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.engines.backend import Emit, leave
 from penstock.processors.engines.base import (
     EngineInfo,
@@ -80,7 +80,7 @@ class Prompt:
     new_tokens: int
     plan: Plan | None
     options: PromptOptions
-    told: Told | None = None
+    published: PublishedPrefix | None = None
 
 
 class TextBackend:
@@ -242,30 +242,30 @@ class TextBackend:
                 param="extra.min_tokens",
             )
         prompt = Prompt(ids=ids, new_tokens=new_tokens, plan=plan, options=options)
-        told = spec.told if self._goes_on(spec, prompt) else None
+        published = spec.published if self._goes_on(spec, prompt) else None
         prepared = Prepared(
             run_id=spec.run_id,
             prompt_tokens=len(ids),
             need_tokens=self._need(len(ids) + new_tokens, plan),
             held=held,
-            goes_on=told is not None,
+            goes_on=published is not None,
         )
-        return prepared, replace(prompt, told=told)
+        return prepared, replace(prompt, published=published)
 
     def _goes_on(self, spec: RunSpec, prompt: Prompt) -> bool:
         """Whether the tokens that were told make here what was told. It is tried with a run that is thrown away.
 
         Of several answers the others are on no log.
         """
-        told, plan = spec.told, prompt.plan
-        if told is None or len(told.token_ids) > prompt.new_tokens:
+        published, plan = spec.published, prompt.plan
+        if published is None or len(published.token_ids) > prompt.new_tokens:
             return False
         if plan is not None and plan.answers > 1:
             return False
-        if any(not 0 <= token < self._vocabulary for token in told.token_ids):
+        if any(not 0 <= token < self._vocabulary for token in published.token_ids):
             return False
         trial = self._run_of(spec, prompt, spec.run_id, 0, lambda event: None)
-        return trial.go_on_from(told)
+        return trial.go_on_from(published)
 
     def _need(self, tokens: int, plan: Plan | None) -> int:
         """Tokens of the cache for all answers: whole blocks. Raises InvalidRequest for more than it ever has."""
@@ -317,7 +317,7 @@ class TextBackend:
     def run(self, spec: RunSpec, prompt: Prompt) -> None:
         plan = prompt.plan
         if plan is None or plan.answers == 1:
-            self._begin(self._run_of(spec, prompt, spec.run_id, 0, self._emit), prompt.told)
+            self._begin(self._run_of(spec, prompt, spec.run_id, 0, self._emit), prompt.published)
         else:
             choices = self._choices[spec.run_id] = Choices(spec.run_id, plan.answers, self._emit)
             for index, run_id in enumerate(choices.parts):
@@ -362,12 +362,12 @@ class TextBackend:
         run.control, run.min_tokens = control, plan.options.min_tokens
         return run
 
-    def _begin(self, run: TextRun, told: Told | None = None) -> None:
+    def _begin(self, run: TextRun, published: PublishedPrefix | None = None) -> None:
         self._runs[run.run_id] = run
-        if told is not None and not run.go_on_from(told):
+        if published is not None and not run.go_on_from(published):
             self._fail(run.run_id, EngineFailed("the run cannot go on from what was told"))
             return
-        if told is not None and run.is_complete:
+        if published is not None and run.is_complete:
             self._advance(run, run.before, final=True)
             return
         self._batch.add(run.run_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.engines.backend import Emit, Event
 from penstock.processors.engines.base import Finished, RunSpec, usage_of
 from penstock.processors.engines.batching.controls import Control
@@ -81,7 +81,7 @@ class TextRun:
         if self.control is not None:
             self.control.go_on_behind(len(self.before))
 
-    def go_on_from(self, told: Told) -> bool:
+    def go_on_from(self, published: PublishedPrefix) -> bool:
         """Begin behind what an earlier run has told, and tell the rest that its tokens make here.
 
         False when they do not make that text, or those calls: then the run cannot go on, and is of no use any more.
@@ -89,22 +89,22 @@ class TextRun:
         emit, made_here = self._emit, list[Event]()
         self._emit, logprobs_of = made_here.append, self._logprobs_of
         self._logprobs_of = None
-        self.take(told.token_ids)
+        self.take(published.token_ids)
         self._logprobs_of = logprobs_of
-        if told.logprobs is not None:
-            self._logprobs = told.logprobs.copy()
+        if published.logprobs is not None:
+            self._logprobs = published.logprobs.copy()
         self._emit = emit
-        text, known = "".join(self._text), [*told.call_chars]
+        text, known = "".join(self._text), [*published.call_chars]
         pieces, _ = new_pieces(known, (piece for event in made_here for piece in event[5]))
         made = [0] * len(known) if self._calls is None else self._calls.made_chars
-        same = text.startswith(told.text) and known == made
-        if logprobs_of is not None and self._logprobs.count != self._count_logprobs(told.token_ids):
+        same = text.startswith(published.text) and known == made
+        if logprobs_of is not None and self._logprobs.count != self._count_logprobs(published.token_ids):
             return False
-        if not same or (self.control is not None and not self.control.begin_with(told.token_ids)):
+        if not same or (self.control is not None and not self.control.begin_with(published.token_ids)):
             return False
-        self.before = told.token_ids
-        if pieces or text != told.text:
-            self._emit(("delta", self.run_id, text[len(told.text) :], [], len(self.before), pieces, ()))
+        self.before = published.token_ids
+        if pieces or text != published.text:
+            self._emit(("delta", self.run_id, text[len(published.text) :], [], len(self.before), pieces, ()))
         return True
 
     @property

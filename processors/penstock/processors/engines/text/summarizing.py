@@ -200,7 +200,7 @@ class SummarizingEngine(Engine):
             defaulted=frozenset(),
             context=None,
             stream=stream,
-            told=None,
+            published=None,
         )
 
 

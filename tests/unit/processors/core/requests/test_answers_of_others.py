@@ -15,7 +15,7 @@ def test_an_answer_that_stands_after_a_claim_has_an_attempt_of_its_own() -> None
     work = world.submit("r", stream=True, line="c")
     assert work is not None
     (prepare,) = [effect for effect in world.asked if isinstance(effect, ask.Prepare)]
-    assert prepare.looks, "it publishes a claim"
+    assert prepare.may_resume_stream, "it publishes a claim"
     world.flow.attempts.answer_stands(work.subject, prepare.run_id, Finished(), world.now, large=False)
     world.settle()
     (outcome,) = [effect for effect in world.seen if isinstance(effect, ask.Terminal)]
@@ -26,11 +26,11 @@ def test_so_has_one_that_is_found_when_it_is_to_end() -> None:
     world = World()
     world.flow.registry.owned_since_ms = world.wall_ms + 1
     world.up()
-    world.hold_answers |= {ask.Prepare, ask.LookUp}
+    world.hold_answers |= {ask.Prepare, ask.CheckForAnswer}
     work = world.submit("r", stream=True, line="c")
     assert work is not None
     world.cancel("r")
-    world.flow.durable.looked_up(work.subject, Finished(), world.now)
+    world.flow.durable.answer_checked(work.subject, Finished(), world.now)
     world.settle()
     (outcome,) = [effect for effect in world.seen if isinstance(effect, ask.Terminal)]
     assert (outcome.status, outcome.subject.attempt) == ("completed", 2)

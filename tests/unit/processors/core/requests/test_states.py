@@ -50,6 +50,6 @@ def test_everything_held_can_be_dropped_and_nothing_follows_an_end() -> None:
 def test_what_is_not_in_the_table_raises() -> None:
     check(Stage.QUEUED, "prepare", Stage.PREPARING)
     with pytest.raises(IllegalTransition, match="queued"):
-        check(Stage.QUEUED, "finished", Stage.SETTLING)
+        check(Stage.QUEUED, "finished", Stage.PUBLISHING)
     with pytest.raises(IllegalTransition):
         check(Stage.DONE, "drop", Stage.DROPPED)

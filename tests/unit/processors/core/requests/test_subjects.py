@@ -31,9 +31,9 @@ def test_an_answer_for_a_request_that_was_let_go_of_does_not_end_the_next_one_at
     new = world.submit("r", offset=0)
     assert new is not None
     world.finish("r")
-    assert new.stage.value == "settling"
+    assert new.stage.value == "publishing"
     assert world.flow.durable.delivered(old.subject, "completed") is False
-    assert new.stage.value == "settling"
+    assert new.stage.value == "publishing"
     assert world.committed(MEDIUM) == 0
     assert world.flow.durable.delivered(new.subject, "completed")
     assert world.committed(MEDIUM) == 1

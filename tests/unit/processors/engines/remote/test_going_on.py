@@ -12,7 +12,7 @@ import pytest
 
 from kit import engines as kit
 from kit.engines import Handler, Sink, sse
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.engines.base import EngineState, Finished, RunSpec, TurnedAway
 from penstock.processors.engines.remote import trial
 from penstock.processors.engines.remote.engine import RemoteEngine
@@ -35,10 +35,12 @@ def serving(server: PrefixServer, **options: Any) -> AbstractAsyncContextManager
     return kit.serving(handler_of(server), **{"continue": "prefix", **options})
 
 
-def asked(told: str | None = None, **fields: Any) -> RunSpec:
-    before = None if told is None else Told("m", told, (), (), (1, 1))
+def asked(published: str | None = None, **fields: Any) -> RunSpec:
+    before = None if published is None else PublishedPrefix("m", published, (), (), (1, 1))
     fields = {"messages": [USER], "params": {"max_tokens": 1_000}, **fields}
-    return RunSpec(run_id="r1", request_id="a", task="text_generation", model="m", stream=True, told=before, **fields)
+    return RunSpec(
+        run_id="r1", request_id="a", task="text_generation", model="m", stream=True, published=before, **fields
+    )
 
 
 async def run(engine: RemoteEngine, spec: RunSpec) -> tuple[bool, Sink, Any]:
@@ -95,13 +97,13 @@ async def test_a_text_that_was_cut_anywhere_is_the_whole_text(form: str) -> None
         texts = sink.texts
         assert [text for text in texts if text[-1].isspace()] == []
         for cut in range(1, len(texts)):
-            told = "".join(texts[:cut])
+            published = "".join(texts[:cut])
             before = len(server.asked)
-            goes_on, more, rest = await run(engine, asked(told, **fields))
+            goes_on, more, rest = await run(engine, asked(published, **fields))
             assert goes_on
             assert (rest.output, rest.finish_reason, rest.usage) == (whole.output, "length", whole.usage)
-            assert told + "".join(more.texts) == whole.output["text"]
-            assert server.made[before:] == [1, 1, 200 - len(tokens_of(told))]
+            assert published + "".join(more.texts) == whole.output["text"]
+            assert server.made[before:] == [1, 1, 200 - len(tokens_of(published))]
 
 
 async def test_nothing_is_asked_for_when_all_was_delivered() -> None:

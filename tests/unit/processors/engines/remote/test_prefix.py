@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.remote.prefix import (
     BEGUN,
@@ -29,7 +29,9 @@ CHAT = {"model": "m", "messages": [USER], "max_tokens": 10, "stream": True, "sto
 
 def goes_on(text: str = "Once upon", *, calls: tuple[int, ...] = (), **fields: Any) -> bool:
     fields = {"messages": [USER], "task": "text_generation", **fields}
-    spec = RunSpec(run_id="r", model="m", told=Told("m", text, (), calls, (1, 1)), stream=True, **fields)
+    spec = RunSpec(
+        run_id="r", model="m", published=PublishedPrefix("m", text, (), calls, (1, 1)), stream=True, **fields
+    )
     return can_go_on(spec, spec.messages)
 
 

@@ -18,19 +18,19 @@ MIB = 1 << 20
 
 def finished(world: World, request_id: str = "r", **fields: Any) -> Work:
     """A request that has run, whose large output is on its way to the store."""
-    world.hold_answers = {ask.Keep}
+    world.hold_answers = {ask.StoreOutput}
     work = world.submit(request_id, **fields)
     assert work is not None
     world.finish(request_id, large=True, output_bytes=MIB)
-    assert work.stage is Stage.KEEPING
+    assert work.stage is Stage.STORING
     return work
 
 
 def refuse(world: World, error: StoreUnavailable = FULL, *, held: Any = None, output_bytes: int = MIB) -> None:
     """The store does not take what it was asked for last."""
     keep = world.asked.pop()
-    again = keep if held is None else ask.Keep(keep.subject, held, keep.to, keep.deadline_ms)
-    world.flow.unkept.not_kept(again, error, world.now, output_bytes=output_bytes)
+    again = keep if held is None else ask.StoreOutput(keep.subject, held, keep.to, keep.deadline_ms)
+    world.flow.awaiting_store.not_stored(again, error, world.now, output_bytes=output_bytes)
     world.settle()
 
 
@@ -54,7 +54,7 @@ def test_the_store_is_asked_again_with_growing_delays_and_no_run_is_repeated() -
         refuse(world, held="on disk")
     assert delays == pytest.approx([0.5, 1, 2, 4, 8, 10, 10], abs=0.15)
     world.pass_time(10.1)
-    world.release(ask.Keep)
+    world.release(ask.StoreOutput)
     assert world.ended == [("r", "completed")]
     assert (world.started, work.attempt, work.spent) == (["r"], 1, 1)
     assert world.committed(MEDIUM) == 1
@@ -84,7 +84,7 @@ def test_what_the_store_never_takes_expires_with_the_cause() -> None:
 
 def test_a_run_that_ended_near_its_deadline_has_a_minute() -> None:
     world = up()
-    world.hold_answers = {ask.Keep}
+    world.hold_answers = {ask.StoreOutput}
     world.submit("r", ttl_ms=1_000)
     world.pass_time(5.0)  # a deadline ends what waits, not what runs
     world.finish("r", large=True)
@@ -104,7 +104,7 @@ def test_without_a_deadline_it_is_asked_for_ever() -> None:
     for _ in range(2_000):
         refuse(world) if world.asked else world.pass_time(10.1)
     world.pass_time(10.1)
-    world.release(ask.Keep)
+    world.release(ask.StoreOutput)
     assert world.ended == [("r", "completed")]
 
 
@@ -125,8 +125,8 @@ def test_a_cancel_while_the_store_is_asked_counts_unless_the_store_takes_it(take
     refuse(world)
     world.pass_time(1.0)
     world.cancel("r")
-    assert work.stage is Stage.KEEPING
-    world.release(ask.Keep) if taken else refuse(world)
+    assert work.stage is Stage.STORING
+    world.release(ask.StoreOutput) if taken else refuse(world)
     assert world.ended == [("r", "completed" if taken else "cancelled")]
     world.pass_time(20.0)
     assert not world.asked
@@ -149,7 +149,7 @@ def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool
     (keep,) = world.asked
     assert keep.to == "topic"
     if appended:
-        world.asked = [ask.Keep(keep.subject, keep.finished, None, keep.deadline_ms)]
+        world.asked = [ask.StoreOutput(keep.subject, keep.finished, None, keep.deadline_ms)]
     if asked:
         world.delete_conversation("c")
     refuse(world)
@@ -168,16 +168,16 @@ def test_what_may_have_been_appended_is_looked_for_before_its_request_ends(kind:
         world.appends = "what was read"
     fields = {"line": "c"} if kind == "turn" else {"conversation_id": "c", "task": "summarization"}
     work = finished(world, ttl_ms=1_000, **fields)
-    world.hold_answers = {ask.Keep, ask.LookUp}
+    world.hold_answers = {ask.StoreOutput, ask.CheckForAnswer}
     if cause == "failed":
-        world.flow.durable.keep_failed(world.asked.pop(), EngineFailed("lost"), world.now)
+        world.flow.durable.store_failed(world.asked.pop(), EngineFailed("lost"), world.now)
         world.settle()
     else:
         refuse(world)
         world.cancel("r") if cause == "cancelled" else world.pass_time(61.0)
-    assert (work.stage, world.ended) == (Stage.LOOKING, [])
+    assert (work.stage, world.ended) == (Stage.CHECKING_FOR_ANSWER, [])
     (look,) = world.asked
-    world.flow.durable.looked_up(look.subject, Finished() if stands else None, world.now)
+    world.flow.durable.answer_checked(look.subject, Finished() if stands else None, world.now)
     world.settle()
     assert world.ended == [("r", "completed" if stands else cause)]
 
@@ -185,13 +185,13 @@ def test_what_may_have_been_appended_is_looked_for_before_its_request_ends(kind:
 def test_an_answer_that_was_found_after_pieces_were_published_has_an_attempt_of_its_own() -> None:
     """It may be that of another run: readers must not take it for the end of these pieces."""
     world = up()
-    world.hold_answers = {ask.Keep, ask.LookUp}
+    world.hold_answers = {ask.StoreOutput, ask.CheckForAnswer}
     world.submit("r", line="c", stream=True)
     world.delta("r", "words")
     world.finish("r")
-    world.flow.durable.keep_failed(world.asked.pop(), EngineFailed("lost"), world.now)
+    world.flow.durable.store_failed(world.asked.pop(), EngineFailed("lost"), world.now)
     world.settle()
-    world.flow.durable.looked_up(world.asked.pop().subject, Finished(), world.now)
+    world.flow.durable.answer_checked(world.asked.pop().subject, Finished(), world.now)
     world.settle()
     (terminal,) = [one for one in world.seen if isinstance(one, ask.Terminal)]
     assert (terminal.status, terminal.subject.attempt, terminal.since) == ("completed", 2, None)
@@ -203,8 +203,8 @@ def test_a_failure_to_store_what_is_known_to_stand_ends_its_request(line: str | 
     world = up()
     finished(world, line=line)
     keep = world.asked.pop()
-    known = ask.Keep(keep.subject, keep.finished, None, keep.deadline_ms)
-    world.flow.durable.keep_failed(known, EngineFailed("too large"), world.now)
+    known = ask.StoreOutput(keep.subject, keep.finished, None, keep.deadline_ms)
+    world.flow.durable.store_failed(known, EngineFailed("too large"), world.now)
     world.settle()
     assert world.ended == [("r", "failed")]
 
@@ -226,8 +226,8 @@ def test_an_answer_that_comes_late_changes_nothing() -> None:
     (keep,) = world.asked
     refuse(world)
     world.cancel("r")
-    world.flow.unkept.not_kept(keep, FULL, world.now, output_bytes=MIB)
-    world.flow.durable.kept(keep.subject, keep.finished, None, world.now)
+    world.flow.awaiting_store.not_stored(keep, FULL, world.now, output_bytes=MIB)
+    world.flow.durable.stored(keep.subject, keep.finished, None, world.now)
     world.settle()
     assert world.ended == [("r", "cancelled")]
 
@@ -268,5 +268,5 @@ def test_what_became_an_artifact_takes_no_memory_on_its_way_to_the_broker() -> N
     finished(world)
     world.hold_answers = {ask.Terminal}
     (keep,) = world.asked
-    world.flow.durable.kept(keep.subject, None, "artifact", world.now, output_bytes=0)
+    world.flow.durable.stored(keep.subject, None, "artifact", world.now, output_bytes=0)
     assert world.flow.registry.output_bytes == 0

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.processors.core.effects import Effect, Keep
+from penstock.processors.core.effects import Effect, StoreOutput
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
@@ -24,14 +24,14 @@ AT_ONCE = 64
 class _Tries:
     """Of one request: what is asked again, since when, and what was answered last."""
 
-    keep: Keep
+    keep: StoreOutput
     error: PenstockError
     until: float
     delay_s: float = FIRST_DELAY_S
 
 
 @dataclass(eq=False)
-class Unkept:
+class AwaitingStore:
     """Ordered by the time of the next try; delays double from FIRST_DELAY_S. No attempt is spent."""
 
     _registry: Registry
@@ -41,21 +41,21 @@ class Unkept:
     _least_s: float
     _queue: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
 
-    def not_kept(self, keep: Keep, error: PenstockError, now: float, *, output_bytes: int) -> None:
+    def not_stored(self, keep: StoreOutput, error: PenstockError, now: float, *, output_bytes: int) -> None:
         """The store did not take its output. `keep` is what is to be asked again.
 
         `output_bytes`: so much of the output is in memory meanwhile.
         """
-        if (work := self._registry.in_stage(keep.subject, Stage.KEEPING)) is None:
+        if (work := self._registry.in_stage(keep.subject, Stage.STORING)) is None:
             return
-        tries: _Tries | None = work.unkept
+        tries: _Tries | None = work.awaiting_store
         if tries is None:
             latest = float("inf") if work.deadline is None else max(work.deadline, now + self._least_s)
-            tries = work.unkept = _Tries(keep, error, latest)
+            tries = work.awaiting_store = _Tries(keep, error, latest)
             self._statuses.say_at_once(work, "running", now, f"its output waits to be stored: {error}")
         else:
             tries.keep, tries.error, tries.delay_s = keep, error, min(2 * tries.delay_s, MAX_DELAY_S)
-        self._registry.transition(work, "not_kept", Stage.UNKEPT)
+        self._registry.transition(work, "not_stored", Stage.AWAITING_STORE)
         self._registry.hold_output(work, output_bytes)
         heapq.heappush(self._queue, (min(now + tries.delay_s, tries.until), work.seq, work))
         if isinstance(work.end_with, Cancelled):
@@ -67,14 +67,14 @@ class Unkept:
             if not self._queue or self._queue[0][0] > now:
                 return
             _, _, work = heapq.heappop(self._queue)
-            tries: _Tries | None = work.unkept
-            if work.stage is not Stage.UNKEPT or tries is None:
+            tries: _Tries | None = work.awaiting_store
+            if work.stage is not Stage.AWAITING_STORE or tries is None:
                 continue
             if now >= tries.until:
                 error = Expired(f"its output was not stored before its deadline: {tries.error}")
-                self._endings.end_unkept(work, "expire", tries.keep, error, now)
+                self._endings.end_awaiting_store(work, "expire", tries.keep, error, now)
             else:
-                self._registry.transition(work, "keep", Stage.KEEPING)
+                self._registry.transition(work, "store", Stage.STORING)
                 self._emit(tries.keep)
 
     def cancel(self, work: Work, error: Cancelled, now: float) -> None:
@@ -82,12 +82,12 @@ class Unkept:
 
         One that the store is being asked for ends when the store does not take it.
         """
-        if work.stage is Stage.KEEPING:
+        if work.stage is Stage.STORING:
             work.end_with = error
             return
-        tries: _Tries | None = work.unkept
+        tries: _Tries | None = work.awaiting_store
         if tries is not None and (work.conversation_id is None or tries.keep.to is not None):
-            self._endings.end_unkept(work, "cancel", tries.keep, error, now)
+            self._endings.end_awaiting_store(work, "cancel", tries.keep, error, now)
 
     def next_due(self) -> float | None:
         """When the next one is due."""
@@ -95,4 +95,4 @@ class Unkept:
 
     def waiting(self) -> int:
         """How many wait."""
-        return sum(work.stage is Stage.UNKEPT for _, _, work in self._queue)
+        return sum(work.stage is Stage.AWAITING_STORE for _, _, work in self._queue)

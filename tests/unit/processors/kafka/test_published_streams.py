@@ -11,9 +11,9 @@ import pytest
 
 from kit.records import ORIGIN, chunk
 from penstock.common.settings import KafkaSettings
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.work import Subject
-from penstock.processors.kafka.told_streams import Beginning, StreamSoFar, ToldStreams
+from penstock.processors.kafka.published_streams import Beginning, PublishedStreams, StreamSoFar
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
@@ -33,15 +33,15 @@ def claim(epoch: int = 2) -> ResultEvent:
     return replace(FIRST, epoch=epoch, worker_id="other", **nothing)
 
 
-def told(*events: ResultEvent) -> Told | None:
+def told(*events: ResultEvent) -> PublishedPrefix | None:
     stream = StreamSoFar(subject())
     for event in events:
         stream.apply(event)
-    return stream.told
+    return stream.published
 
 
 def test_all_that_stands_before_the_claim_is_told() -> None:
-    assert told(FIRST, MORE, claim()) == Told("m", "abc", (1, 2, 3), (), (1, 1))
+    assert told(FIRST, MORE, claim()) == PublishedPrefix("m", "abc", (1, 2, 3), (), (1, 1))
     zombie = replace(FIRST, text="x", text_offset=3, token_ids=[9], first_token_index=3)
     assert told(FIRST, MORE, claim(), zombie) == told(FIRST, MORE, claim())
 
@@ -52,7 +52,7 @@ def without_tokens(event: ResultEvent) -> ResultEvent:
 
 def test_a_remote_model_tells_text_without_tokens() -> None:
     first, more = without_tokens(FIRST), without_tokens(MORE)
-    assert told(first, more, claim()) == Told("m", "abc", (), (), (1, 1))
+    assert told(first, more, claim()) == PublishedPrefix("m", "abc", (), (), (1, 1))
     stream = StreamSoFar(subject())
     stream.apply(more)
     assert stream.is_cut, "it is not looked for in what stands before"
@@ -75,7 +75,7 @@ def test_what_is_not_whole_is_begun_anew(events: tuple[ResultEvent, ...]) -> Non
     assert told(*events) is None
 
 
-class Fake(ToldStreams):
+class Fake(PublishedStreams):
     """Its topic holds a chunk and the claims of two streams."""
 
     def __init__(self) -> None:

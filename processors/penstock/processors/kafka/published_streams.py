@@ -22,7 +22,7 @@ from penstock.common.clock import now_ms
 from penstock.common.reader import read_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.work import Subject
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError, PenstockError
@@ -47,7 +47,7 @@ Beginning = tuple[TP, int]
 Claim = Callable[[Subject, Callable[[], None]], None]
 
 
-class ToldStreams:
+class PublishedStreams:
     """`claim` publishes a claim, and calls back when the broker has it."""
 
     def __init__(
@@ -66,10 +66,10 @@ class ToldStreams:
         self._owned_since_ms = owned_since_ms
         self._epoch = -1
         self._keys: asyncio.Future[dict[bytes, Beginning]] | None = None
-        self._reading: list[tuple[Subject, Beginning, asyncio.Future[Told | None]]] = []
+        self._reading: list[tuple[Subject, Beginning, asyncio.Future[PublishedPrefix | None]]] = []
         self._reader: asyncio.Task[None] | None = None
 
-    async def of(self, subject: Subject) -> Told | None:
+    async def of(self, subject: Subject) -> PublishedPrefix | None:
         """What stands of its stream, claimed for its present (epoch, attempt); None when it begins anew."""
         try:
             async with asyncio.timeout(READ_S):
@@ -77,12 +77,14 @@ class ToldStreams:
                 if begins is None:
                     return None
                 await self._claimed(subject)
-                told = await self._read(subject, begins)
+                published = await self._read(subject, begins)
         except (PenstockError, TimeoutError) as error:
             logger.warning("stream.not_read request=%s error=%s", subject.request_id, type(error).__name__)
             return None
-        logger.info("stream.taken_over request=%s tokens=%d", subject.request_id, len(told.token_ids) if told else 0)
-        return told
+        logger.info(
+            "stream.taken_over request=%s tokens=%d", subject.request_id, len(published.token_ids) if published else 0
+        )
+        return published
 
     async def _claimed(self, subject: Subject) -> None:
         stands = asyncio.Event()
@@ -118,9 +120,9 @@ class ToldStreams:
         read_ranges(self._settings, {tp: (begins[tp], ends[tp]) for tp in partitions}, give_up, keep=note)
         return found
 
-    def _read(self, subject: Subject, begins: Beginning) -> asyncio.Future[Told | None]:
+    def _read(self, subject: Subject, begins: Beginning) -> asyncio.Future[PublishedPrefix | None]:
         """Together with others that are claimed at the same time."""
-        future: asyncio.Future[Told | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[PublishedPrefix | None] = asyncio.get_running_loop().create_future()
         self._reading.append((subject, begins, future))
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read_all())
@@ -139,7 +141,7 @@ class ToldStreams:
                 if not future.done():
                     future.set_result(found.get(subject.request_id.encode()))
 
-    def _fold(self, claimed: Sequence[tuple[Subject, Beginning]]) -> dict[bytes, Told | None]:
+    def _fold(self, claimed: Sequence[tuple[Subject, Beginning]]) -> dict[bytes, PublishedPrefix | None]:
         """By the keys of their records. On a thread; raises BrokerUnavailable."""
         streams = {subject.request_id.encode(): StreamSoFar(subject) for subject, _ in claimed}
         begins: dict[TP, int] = {}
@@ -152,7 +154,7 @@ class ToldStreams:
             again = {key: StreamSoFar(stream.subject) for key, stream in cut.items()}
             self._apply(again, admin.offsets_at(self._settings, list(begins), since_ms))
             streams |= again
-        return {key: stream.told for key, stream in streams.items()}
+        return {key: stream.published for key, stream in streams.items()}
 
     def _apply(self, streams: dict[bytes, StreamSoFar], begins: dict[TP, int]) -> None:
         ends = admin.end_offsets(self._settings, begins)
@@ -199,13 +201,13 @@ class StreamSoFar:
             self.is_cut = True
 
     @property
-    def told(self) -> Told | None:
+    def published(self) -> PublishedPrefix | None:
         """None when nothing stands, or not all of it can be known, or the request has ended."""
         fold, subject = self._fold, self.subject
         whole = not (self.is_cut or fold.gap) and fold.terminal is None
         if not whole or not (self._tokens or fold.text) or fold.place != (subject.epoch, subject.attempt):
             return None
-        return Told(subject.lane, fold.text, tuple(self._tokens), fold.call_chars, fold.since, fold.logprobs)
+        return PublishedPrefix(subject.lane, fold.text, tuple(self._tokens), fold.call_chars, fold.since, fold.logprobs)
 
 
 def _has_failed(future: asyncio.Future[Any]) -> bool:

@@ -10,7 +10,7 @@ from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 @fixed
-class Told:
+class PublishedPrefix:
     """What earlier attempts have published of a stream, from the (epoch, attempt) `since` on: all of it stands.
 
     `model` made it. `token_ids` are all that were made for it, also those whose text was held back; none are known of a
