@@ -393,7 +393,7 @@ class Penstock:
 
     def act(self) -> None:
         now = self._world.now
-        for job in self._scheduler.census.expired(now):
+        for job in self._scheduler.statistics.expired(now):
             self._scheduler.remove(job)
             self._expired.add(job)
         self._start()

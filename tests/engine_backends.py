@@ -10,13 +10,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from penstock.processors.earlier_messages import NO_EARLIER_MESSAGES
 from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunSpec
 from penstock.processors.engines.images.diffusion import DiffusionBackend
 from penstock.processors.engines.images.vision import VisionBackend
 from penstock.processors.engines.text.backend import TextBackend
 from penstock.processors.engines.text.embedding import EmbeddingBackend
-from penstock.processors.past import NO_PAST
 from penstock.schemas.records import ContextHeld
 
 NO_MEMORY = "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"
@@ -33,7 +33,7 @@ class Plain:
 
     def prepare(self, spec: RunSpec) -> tuple[Prepared, Any]:
         # How many messages it was given is how the test sees them.
-        past = spec.history or NO_PAST
+        past = spec.history or NO_EARLIER_MESSAGES
         tokens = len(spec.prompt or "") + len(past.messages)
         held = ContextHeld(turns=0, dropped_turns=past.omitted_turns)
         return Prepared(run_id=spec.run_id, prompt_tokens=tokens, need_tokens=0, held=held), spec.prompt

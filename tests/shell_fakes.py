@@ -10,6 +10,7 @@ from kit.records import conversation_message
 from penstock.processors.conversations.log import HistoryMark, SummaryMark
 from penstock.processors.conversations.messages import Shown
 from penstock.processors.conversations.turns import ToSumUp, TurnStart
+from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.engines.base import (
     Delta,
     EngineInfo,
@@ -22,7 +23,6 @@ from penstock.processors.engines.base import (
     Sink,
     usage_of,
 )
-from penstock.processors.past import Past
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 
@@ -151,7 +151,11 @@ class ScriptedTurns:
         if isinstance(self.stands, BaseException):
             raise self.stands
         return TurnStart(
-            answer=self.stands, past=Past(messages=self.history), mark=MARK, pictured=self.pictured, shown=self.standing
+            answer=self.stands,
+            past=EarlierMessages(messages=self.history),
+            mark=MARK,
+            pictured=self.pictured,
+            shown=self.standing,
         )
 
     async def to_sum_up(
@@ -162,7 +166,7 @@ class ScriptedTurns:
             return None
         standing = self.stands if isinstance(self.stands, ConversationMessage) else None
         mark = SummaryMark("topic-1", through or 9, 0, None)
-        return ToSumUp(past=Past(messages=self.history), through=mark.through, mark=mark, standing=standing)
+        return ToSumUp(past=EarlierMessages(messages=self.history), through=mark.through, mark=mark, standing=standing)
 
     async def summary(self, request: InferenceRequest, mine: Callable[[], bool]) -> ConversationMessage | None:
         return self.stands if isinstance(self.stands, ConversationMessage) else None

@@ -226,8 +226,8 @@ class Inside:
         kept = self._flow.ledger.reservation(device, now)
         if kept is not None:
             return kept[0]
-        heads = self._flow.run_memory.heads.values()
-        return next((head.owner for head in heads if head.device == device), None)
+        waiters = self._flow.run_memory.waiters.values()
+        return next((waiter.owner for waiter in waiters if waiter.device == device), None)
 
     def memory_is_free(self, replica: Replica, work: Work, now: float) -> bool:
         return self._flow.run_memory.is_free(replica, work, now)

@@ -414,7 +414,7 @@ def plans_for_ever() -> list[Patch]:
     def make(plan: Callable[..., None]) -> Callable[..., None]:
         def again(self: Placing, now: float) -> None:
             plan(self, now)
-            self._agenda.plan_due = len(self._scheduler) > 0
+            self._dirty.plan_due = len(self._scheduler) > 0
 
         return again
 

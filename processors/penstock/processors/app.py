@@ -29,10 +29,10 @@ from penstock.processors.health import HealthServer
 from penstock.processors.kafka.batches import TP, Progress
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.watchdog import DeliveryWatch, JoinWatch, StallWatch
+from penstock.processors.log_filters import limit_library_logs
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
 from penstock.processors.models.serving import open_estimates
-from penstock.processors.quiet import quiet_logs
 from penstock.processors.settings import WorkerSettings
 from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
 from penstock.schemas.records import WAITING_REASONS, WorkerState
@@ -66,7 +66,7 @@ class CannotStart(Exception):
 
 async def run_worker(settings: WorkerSettings) -> int:
     """Run one worker until SIGTERM or SIGINT; the process's exit code. Never raises for what a user can mend."""
-    quiet_logs()
+    limit_library_logs()
     try:
         folder = await in_daemon_thread(claim_folder, settings.worker.data_dir)
     except OSError as error:
@@ -305,7 +305,7 @@ class WorkerApp:
             updated_at=now_ms(),
             pool=self.settings.worker.pool,
             assigned=[_place(tp) for tp in assigned],
-            queued={str(klass): depth for klass, depth in parts.flow.scheduler.census.depths().items()},
+            queued={str(klass): depth for klass, depth in parts.flow.scheduler.statistics.depths().items()},
             running=parts.flow.running,
             models=parts.serving.model_states(),
             devices=parts.serving.device_states(),
@@ -391,8 +391,8 @@ class WorkerApp:
         metrics.inflight.set(parts.flow.gate.inflight)
         metrics.running.set(parts.flow.running)
         metrics.rebalances.set(parts.membership.rebalances)
-        ages = parts.flow.scheduler.census.oldest_age(time.monotonic())
-        for klass, depth in parts.flow.scheduler.census.depths().items():
+        ages = parts.flow.scheduler.statistics.oldest_age(time.monotonic())
+        for klass, depth in parts.flow.scheduler.statistics.depths().items():
             metrics.depth.labels(klass).set(depth)
             metrics.oldest.labels(klass).set(ages.get(klass, 0.0))
         lanes = parts.flow.lanes.values()

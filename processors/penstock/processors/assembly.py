@@ -48,7 +48,7 @@ from penstock.processors.outputs import Outputs
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.spool import Spool
 from penstock.processors.store_threads import StoreThreads
-from penstock.processors.worker import Rooms, Worker
+from penstock.processors.worker import Worker, WorkerParts
 from penstock.schemas.registry import Codecs
 from penstock.schemas.topics import CLASSES, HORIZON_MS
 
@@ -233,7 +233,7 @@ def assemble(
     pools = Pools.of(settings.worker.pool, ((model.pool, (model.id, *model.aliases)) for model in settings.models))
     intake = Intake(codecs.prompt, names, partitions, pools)
     worker.connect(
-        Rooms(
+        WorkerParts(
             flow=flow,
             intake=intake,
             execution=execution,

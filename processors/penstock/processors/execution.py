@@ -1,4 +1,4 @@
-"""Carries out what the flow asks of engines and conversations, and tells it what came of it. Decides nothing."""
+"""Carries out what the flow asks of engines and conversations, and reports the results to it. Decides nothing."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Execution:
     """`engine` gives a replica's engine, None while it is down. `changed` is called after each answer to the flow.
 
     `defaults` gives the parameters of a lane's model for requests that leave them out: here is where they are applied.
-    `told` finds what other workers have published of a stream.
+    `published` finds what other workers have published of a stream.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Execution:
                 mark, appends = told_of.mark, subject.request.conversation_id is not None
             engine = self._engine(subject.lane, effect.replica)
             if engine is None or not goes_on():
-                return  # the replica is down: the flow has been told
+                return  # the replica is down: the flow knows
             published = await self._told(subject) if effect.may_resume_stream else effect.published
             if not goes_on():
                 return

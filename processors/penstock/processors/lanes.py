@@ -1,4 +1,4 @@
-"""Between the flow and the models: carries out sizes, loads and unloads, and tells the flow of engines' lives."""
+"""Between the flow and the models: carries out sizes, loads and unloads, and reports engine states to the flow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lanes:
         self._loads: dict[tuple[str, int], float] = {}
         self._reasons: dict[tuple[str, int], str] = {}
         self._last_facts: dict[tuple[str, int], tuple[str | None, int | None]] = {}
-        """Of replicas, as they were told when they came up, or with an outcome after that."""
+        """Of replicas, as reported when they came up, or with an outcome after that."""
         """Why replicas are being unloaded."""
         self._told_tenths: dict[str, int] = {}
         self._serving: Serving

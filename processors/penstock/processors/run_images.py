@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from penstock.processors.conversations.messages import PICTURE, Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.core.requests.work import Subject
+from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.past import Past
 from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.image_payloads import image_references
 from penstock.schemas.records import ArtifactRef, ConversationMessage, InferenceRequest
@@ -50,7 +50,7 @@ class Gathered:
     images: dict[str, DecodedImage] = field(default_factory=dict[str, DecodedImage])
     files: dict[str, EncodedImage] = field(default_factory=dict[str, EncodedImage])
     shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
-    past: Past | None = None
+    past: EarlierMessages | None = None
     payload: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -110,7 +110,7 @@ class RunImages:
         shown[number] = [*shown.get(number, ()), kept]
         return await self._fetch(subject, place, _reference(kept))
 
-    async def _past(self, subject: Subject, turn: TurnStart, images: dict[str, DecodedImage]) -> Past:
+    async def _past(self, subject: Subject, turn: TurnStart, images: dict[str, DecodedImage]) -> EarlierMessages:
         """The history as chat. A model that reads images gets the newest of them among the messages.
 
         What an assistant made is shown with the words that asked for it: templates show no images of assistants.

@@ -90,7 +90,7 @@ class WorkerSection(Section):
         return worker_id
 
     drain_s: float = Field(default=20.0, ge=0)
-    """Seconds that running work has to end when the worker is told to stop; the rest is handed back."""
+    """Seconds that running work has to end when the worker stops; the rest is handed back."""
     model_absent_s: float = Field(default=60.0, gt=0)
     """A request for a model that this worker does not serve waits while a live worker of its pool reports the model,
     and for so many seconds more. Then it fails. One whose model cannot be loaded here waits while another worker has
@@ -194,7 +194,7 @@ class ImagesSection(Section):
     formats: list[Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"]] = Field(
         default_factory=lambda: ["PNG", "JPEG", "WEBP", "GIF", "BMP"]
     )
-    """Formats that are decoded; which one an image has is told from its bytes."""
+    """Formats that are decoded; the format of an image is detected from its bytes."""
     max_pixels: int = Field(default=50_000_000, ge=1)
     """Width times height of the largest image that is decoded. A decoder may have 512 MiB and 24 bytes for each."""
     max_side: int = Field(default=16_384, ge=1)

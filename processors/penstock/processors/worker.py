@@ -70,7 +70,7 @@ def _breaking(method: Callable[P, None]) -> Callable[P, None]:
 
 
 @dataclass(slots=True)
-class Rooms:
+class WorkerParts:
     """The parts that the worker moves data between; made in assembly.py."""
 
     flow: Flow
@@ -114,47 +114,47 @@ class Worker:
         """Whether a fault of its own ended it. What ran then may be to blame for the fault."""
         self._holds_work = asyncio.Event()
         """Set when a turn leaves work: it wakes a ticker that found none."""
-        self._rooms: Rooms
+        self._parts: WorkerParts
         self._handlers: Mapping[type, Callable[[Any], None]] = {
-            ask.Prepare: lambda e: self._rooms.execution.prepare(e),
-            ask.Begin: lambda e: self._rooms.execution.begin(e),
+            ask.Prepare: lambda e: self._parts.execution.prepare(e),
+            ask.Begin: lambda e: self._parts.execution.begin(e),
             ask.Start: self._start,
-            ask.CancelRun: lambda e: self._rooms.execution.cancel(e.lane, e.replica, e.run_id),
-            ask.StoreOutput: lambda e: self._rooms.execution.keep(e),
-            ask.CheckForAnswer: lambda e: self._rooms.execution.look_up(e),
-            ask.Status: lambda e: self._rooms.outcomes.status(e),
+            ask.CancelRun: lambda e: self._parts.execution.cancel(e.lane, e.replica, e.run_id),
+            ask.StoreOutput: lambda e: self._parts.execution.keep(e),
+            ask.CheckForAnswer: lambda e: self._parts.execution.look_up(e),
+            ask.Status: lambda e: self._parts.outcomes.status(e),
             ask.Chunk: self._chunk,
-            ask.ShowPreview: lambda e: self._rooms.execution.show_preview(e, self._rooms.outcomes.preview),
+            ask.ShowPreview: lambda e: self._parts.execution.show_preview(e, self._parts.outcomes.preview),
             ask.Terminal: self._terminal,
             ask.PublishDeadLetter: self._letter,
             ask.Republish: self._republish,
-            ask.Size: lambda e: self._rooms.lanes.size(e),
-            ask.Load: lambda e: self._rooms.lanes.load(e),
-            ask.Unload: lambda e: self._rooms.lanes.unload(e),
-            ask.Fetch: lambda e: self._rooms.refetcher.request(e.tp, e.offsets, e.urgency),
+            ask.Size: lambda e: self._parts.lanes.size(e),
+            ask.Load: lambda e: self._parts.lanes.load(e),
+            ask.Unload: lambda e: self._parts.lanes.unload(e),
+            ask.Fetch: lambda e: self._parts.refetcher.request(e.tp, e.offsets, e.urgency),
             ask.RunEnded: self._run_ended,
-            ask.AttemptEnded: lambda e: self._rooms.journal.attempt_ended(e.key, e.request_id, e.attempt),
-            ask.ForgetDeaths: lambda e: self._rooms.journal.forget_deaths(e.key, e.request_id),
+            ask.AttemptEnded: lambda e: self._parts.journal.attempt_ended(e.key, e.request_id, e.attempt),
+            ask.ForgetDeaths: lambda e: self._parts.journal.forget_deaths(e.key, e.request_id),
             ask.Erase: self._on_erase,
-            ask.Retried: lambda e: self._rooms.metrics.retries.inc(),
+            ask.Retried: lambda e: self._parts.metrics.retries.inc(),
         }
 
-    def connect(self, rooms: Rooms) -> None:
+    def connect(self, parts: WorkerParts) -> None:
         """Give the worker its rooms; they need the worker's callbacks, so they are made after it."""
-        self._rooms = rooms
+        self._parts = parts
 
     def on_batch(self, batch: Batch) -> None:
         """Records of one partition. Never waits."""
-        self._rooms.faults.hit("intake")
-        if self._rooms.flow.taking and not self.broken:
+        self._parts.faults.hit("intake")
+        if self._parts.flow.taking and not self.broken:
             self._inbox.put(batch)
             self.changed()
 
     def on_assigned(self, assignment: Assignment) -> None:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
-        kept = list(self._rooms.flow.gate.partitions())
-        let_go = self._rooms.flow.assigned(
+        kept = list(self._parts.flow.gate.partitions())
+        let_go = self._parts.flow.assigned(
             assignment.committed,
             assignment.generation,
             fenced=assignment.fenced,
@@ -162,15 +162,15 @@ class Worker:
             wall_ms=now_ms(),
         )
         self._forget(let_go)
-        self._apply_pauses()  # the consumer holds over a rebalance what it was told before
+        self._apply_pauses()  # the consumer keeps its pauses over a rebalance
         for tp in set(kept) - set(assignment.committed):
-            self._rooms.refetcher.cancel(tp)
+            self._parts.refetcher.cancel(tp)
         logger.info("worker.assigned generation=%d untaken=%d", assignment.generation, gone)
         self.changed()
 
     def _forget(self, let_go: frozenset[int]) -> None:
         """What was to be said of requests that were let go of is not said."""
-        effects = (*self._effects, *self._rooms.flow.take_effects())
+        effects = (*self._effects, *self._parts.flow.take_effects())
         self._effects = deque(one for one in effects if (of := _subject(one)) is None or of.seq not in let_go)
 
     @_breaking
@@ -178,13 +178,13 @@ class Worker:
         """Commands from the control topic, in log order."""
         now, wall_ms = self._clock(), now_ms()
         for command in commands:
-            self._rooms.flow.command(command, now, wall_ms)
+            self._parts.flow.command(command, now, wall_ms)
         self.changed()
 
     @_breaking
     def on_reports(self, reports: Sequence[WorkerState]) -> None:
         """What workers report of themselves, in log order."""
-        self._rooms.flow.peers.reported(reports)
+        self._parts.flow.peers.reported(reports)
         self.changed()
 
     @_breaking
@@ -195,17 +195,17 @@ class Worker:
             try:
                 read = self._read(tp, record)
             except RegistryUnavailable:  # it was readable before: it is asked for once more
-                again = partial(self._rooms.refetcher.request, tp, (record.offset,))
+                again = partial(self._parts.refetcher.request, tp, (record.offset,))
                 asyncio.get_running_loop().call_later(REGISTRY_AGAIN_S, again)
                 continue
-            self._rooms.flow.arrivals.fetched(key, read, _body(read, record), self._clock())
+            self._parts.flow.arrivals.fetched(key, read, _body(read, record), self._clock())
         self.changed()
 
     @_breaking
     def on_gone(self, tp: TP, offsets: list[int]) -> None:
         """Parked records that are not on their topic any more."""
         for offset in offsets:
-            self._rooms.flow.arrivals.gone((*tp, offset), self._clock())
+            self._parts.flow.arrivals.gone((*tp, offset), self._clock())
         self.changed()
 
     def changed(self) -> None:
@@ -231,10 +231,10 @@ class Worker:
         if self.broken:
             return
         took = self._take_some()
-        self._rooms.flow.chunks_under_way(self._rooms.publisher.chunk_bytes)
-        self._rooms.flow.step(self._clock())
+        self._parts.flow.chunks_under_way(self._parts.publisher.chunk_bytes)
+        self._parts.flow.step(self._clock())
         more = self._carry_out()
-        if self._rooms.flow.works:
+        if self._parts.flow.works:
             self._holds_work.set()
         if took or self._inbox.aside:
             self._apply_pauses()
@@ -244,7 +244,7 @@ class Worker:
     def _take_some(self) -> int:
         """Take some records, the more urgent topics first. Returns how many."""
         now = self._clock()
-        if not self._rooms.flow.taking:
+        if not self._parts.flow.taking:
             return 0
         taken = 0
         while taken < RECORDS_A_TURN and (pending := self._inbox.first(now)) is not None:
@@ -252,7 +252,7 @@ class Worker:
             if not pending.announced:
                 pending.announced = True
                 offsets = [record.offset for record in batch.records]
-                self._rooms.flow.arrivals.delivered_range(batch.tp, batch.start, batch.end, offsets)
+                self._parts.flow.arrivals.delivered_range(batch.tp, batch.start, batch.end, offsets)
             records = batch.records[pending.at : pending.at + RECORDS_A_TURN - taken]
             for record in records:
                 try:
@@ -272,17 +272,17 @@ class Worker:
 
     def _take(self, tp: TP, record: Delivered) -> None:
         read = self._read(tp, record)
-        self._rooms.flow.arrivals.arrived(tp, record.offset, read, _body(read, record), self._clock(), now_ms())
+        self._parts.flow.arrivals.arrived(tp, record.offset, read, _body(read, record), self._clock(), now_ms())
 
     def _read(self, tp: TP, record: Delivered | RawMessage) -> Any:
         """Raises RegistryUnavailable."""
-        return self._rooms.intake.read(
+        return self._parts.intake.read(
             tp[0], tp[1], record.offset, record.timestamp_ms, record.headers, record.value, record.key
         )
 
     def _carry_out(self) -> bool:
         """Do what the flow asks, and what it asks because of that. True when something is left for the next turn."""
-        flow, queue, handlers = self._rooms.flow, self._effects, self._handlers
+        flow, queue, handlers = self._parts.flow, self._effects, self._handlers
         queue.extend(flow.take_effects())
         for _ in range(EFFECTS_A_TURN):
             if not queue:
@@ -303,71 +303,71 @@ class Worker:
         """What was done for a request broke this worker: that counts as if it had run, or it would break each one."""
         subject = _subject(effect)
         if subject is not None:
-            self._rooms.journal.started(subject.first_key, subject.request_id, subject.attempt)
+            self._parts.journal.started(subject.first_key, subject.request_id, subject.attempt)
 
     def _apply_pauses(self) -> None:
-        wanted = self._rooms.flow.pauses() | self._inbox.aside
+        wanted = self._parts.flow.pauses() | self._inbox.aside
         if wanted != self._held:
             self._held = wanted
             self._hold(wanted)
 
     def _start(self, effect: ask.Start) -> None:
         subject = effect.subject
-        self._rooms.journal.started(subject.first_key, subject.request_id, subject.attempt)
+        self._parts.journal.started(subject.first_key, subject.request_id, subject.attempt)
         if effect.inline:
-            self._rooms.execution.start(effect)
+            self._parts.execution.start(effect)
         else:  # an engine that runs elsewhere can take the worker with it
-            self._rooms.journal_writer.flush(lambda: self._journaled(effect))
+            self._parts.journal_writer.flush(lambda: self._journaled(effect))
 
     @_breaking
     def _journaled(self, effect: ask.Start) -> None:
         if not self.broken:
-            self._rooms.execution.start(effect)
+            self._parts.execution.start(effect)
             self.changed()
 
     def _chunk(self, effect: ask.Chunk) -> None:
-        faults = self._rooms.faults
+        faults = self._parts.faults
         acknowledged = (lambda: faults.hit("mid_stream")) if faults.armed("mid_stream") else None
-        self._rooms.outcomes.chunk(effect, acknowledged, lambda: self._chunk_refused(effect.subject))
+        self._parts.outcomes.chunk(effect, acknowledged, lambda: self._chunk_refused(effect.subject))
 
     @_breaking
     def _chunk_refused(self, subject: Subject) -> None:
-        self._rooms.flow.durable.chunk_refused(subject, self._clock())
+        self._parts.flow.durable.chunk_refused(subject, self._clock())
         self.changed()
 
     def _terminal(self, effect: ask.Terminal) -> None:
-        faults = self._rooms.faults
+        faults = self._parts.faults
         faults.hit("before_terminal")
         if faults.armed("commit_first"):
             loop = asyncio.get_running_loop()
             loop.call_soon(self._delivered, effect, effect.status)
-            loop.call_later(PLANTED_S, lambda: self._rooms.outcomes.terminal(effect, lambda status: None))
+            loop.call_later(PLANTED_S, lambda: self._parts.outcomes.terminal(effect, lambda status: None))
             return
-        self._rooms.outcomes.terminal(effect, lambda status: self._delivered(effect, status))
+        self._parts.outcomes.terminal(effect, lambda status: self._delivered(effect, status))
 
     @_breaking
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
-        self._rooms.faults.hit("before_commit")
-        if self._rooms.flow.durable.delivered(effect.subject, status):
+        self._parts.faults.hit("before_commit")
+        if self._parts.flow.durable.delivered(effect.subject, status):
             waited_s = (effect.timings.queued_ms + effect.timings.load_ms) / 1000
             subject = effect.subject
-            self._rooms.metrics.outcome(
+            self._parts.metrics.outcome(
                 subject.task, status, effect.klass, subject.lane, waited_s=waited_s, ran_s=effect.ran_s
             )
             self.changed()
 
     def _letter(self, effect: ask.PublishDeadLetter) -> None:
-        self._rooms.metrics.dead_letters.labels(effect.error.code).inc()
-        self._rooms.outcomes.letter(effect, lambda: self._lettered(effect.subject))
+        self._parts.metrics.dead_letters.labels(effect.error.code).inc()
+        self._parts.outcomes.letter(effect, lambda: self._lettered(effect.subject))
 
     @_breaking
     def _lettered(self, subject: Subject) -> None:
-        self._rooms.flow.durable.dead_lettered(subject, self._clock())
+        self._parts.flow.durable.dead_lettered(subject, self._clock())
         self.changed()
 
     def _republish(self, effect: ask.Republish) -> None:
         try:
-            self._rooms.outcomes.republish(
+            self._parts.outcomes.republish(
                 effect, lambda: self._moved(effect.subject), lambda error: self._cannot_move(effect.subject, error)
             )
         except BadAvro as error:
@@ -375,28 +375,28 @@ class Worker:
 
     @_breaking
     def _cannot_move(self, subject: Subject, error: PenstockError) -> None:
-        self._rooms.flow.durable.cannot_move(subject, error, self._clock())
+        self._parts.flow.durable.cannot_move(subject, error, self._clock())
         self.changed()
 
     @_breaking
     def _moved(self, subject: Subject) -> None:
-        self._rooms.flow.durable.moved(subject)
+        self._parts.flow.durable.moved(subject)
         self.changed()
 
     def _run_ended(self, effect: ask.RunEnded) -> None:
         if not self.broken:  # what ran when this worker broke may be what broke it
-            self._rooms.journal.ended(effect.key, effect.request_id)
+            self._parts.journal.ended(effect.key, effect.request_id)
 
     async def tick_forever(self) -> None:
         """The one ticker: does everything that is due by time, for all requests."""
         next_slow = next_positions = 0.0
-        flow = self._rooms.flow
+        flow = self._parts.flow
         while True:
             await self._sleep_until_due()
             now = self._clock()
-            self._rooms.publisher.tick()
+            self._parts.publisher.tick()
             flow.tick(now, now_ms())
-            self._rooms.journal_writer.flush()
+            self._parts.journal_writer.flush()
             if now >= next_slow:
                 next_slow = now + SLOW_TICK_S
                 flow.check_timeouts(now)
@@ -408,8 +408,8 @@ class Worker:
 
     async def _sleep_until_due(self) -> None:
         """At most for a tick; for longer while all that is held waits for its time to start, until work comes."""
-        idle = len(self._rooms.flow.works) == len(self._rooms.flow.registry.scheduled) and not self._inbox
-        due = self._rooms.flow.next_due()
+        idle = len(self._parts.flow.works) == len(self._parts.flow.registry.scheduled) and not self._inbox
+        due = self._parts.flow.next_due()
         longest_s = IDLE_TICK_S if idle else TICK_S
         seconds = longest_s if due is None else min(longest_s, max(0.001, due - self._clock()))
         if not idle:
@@ -423,18 +423,18 @@ class Worker:
     def stop_taking(self) -> None:
         """From here on nothing is taken or started. What is queued is handed back, and nothing is published of that."""
         self._inbox.clear()
-        self._rooms.flow.stop_taking()
+        self._parts.flow.stop_taking()
         self.changed()
 
     def hand_back(self) -> None:
         """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
-        self._rooms.flow.hand_back()
+        self._parts.flow.hand_back()
         self.changed()
 
     @property
     def has_room(self) -> bool:
         """Whether intake would take more: the stall watchdog counts only then."""
-        return self._rooms.flow.taking
+        return self._parts.flow.taking
 
     @property
     def registry_waits(self) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from penstock.common.background import on_faults
 from penstock.common.engine_kinds import KINDS
+from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.engines.base import Engine, EngineGone, EngineState, Limits, Prepared, RunSpec
 from penstock.processors.engines.process import engine_process
 from penstock.processors.engines.process.engine_process import EngineProcess
@@ -24,7 +25,6 @@ from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
 from penstock.processors.models.sizing import size_model
-from penstock.processors.past import Past
 from penstock.schemas.errors import EngineFailed, InvalidRequest
 from support import alive, wait_until, wait_until_async
 
@@ -277,7 +277,7 @@ async def test_of_a_long_history_only_what_may_fit_is_sent() -> None:
     try:
         turn = [{"role": "user", "content": "u" * 400}, {"role": "assistant", "content": "a" * 600}]
         history = [{"role": "system", "content": "s"}, *turn * 5000]
-        prepared = await engine.prepare(Runner(engine).spec(history=Past(messages=history), messages=[]))
+        prepared = await engine.prepare(Runner(engine).spec(history=EarlierMessages(messages=history), messages=[]))
         sent = prepared.prompt_tokens
         assert sent % 2 == 1, "the system message, and whole turns"
         assert 1000 * 5 < sent // 2 * 1000 <= 1000 * 32, "the window is 1,000 tokens"

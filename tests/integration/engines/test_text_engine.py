@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.engines.base import Finished, Prepared, RunSpec
-from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 from penstock.schemas.records import ContextHeld, ContextLimits
 
@@ -162,7 +162,7 @@ async def test_the_context_is_cut_by_whole_turns(start_engine: StartEngine, tiny
         ]
     new = [{"role": "user", "content": "My name is Ada."}]
     cut = await runner.engine.prepare(
-        runner.spec(messages=new, history=Past(messages=history), params={"max_tokens": 20})
+        runner.spec(messages=new, history=EarlierMessages(messages=history), params={"max_tokens": 20})
     )
     assert cut.held is not None
     assert 0 < cut.held.dropped_turns == 20 - cut.held.turns < 20
@@ -170,7 +170,10 @@ async def test_the_context_is_cut_by_whole_turns(start_engine: StartEngine, tiny
     assert cut.prompt_tokens <= 180
     one = await runner.engine.prepare(
         runner.spec(
-            messages=new, history=Past(messages=history), params={"max_tokens": 20}, context=ContextLimits(last_turns=1)
+            messages=new,
+            history=EarlierMessages(messages=history),
+            params={"max_tokens": 20},
+            context=ContextLimits(last_turns=1),
         )
     )
     assert one.held is not None
@@ -178,7 +181,9 @@ async def test_the_context_is_cut_by_whole_turns(start_engine: StartEngine, tiny
     assert one.held == ContextHeld(turns=1, dropped_turns=19, dropped_tokens=one.held.dropped_tokens)
     assert one.held.dropped_tokens > cut.held.dropped_tokens > 0
     # A prompt that was prepared long ago is prepared again when its run begins.
-    run = await runner.begin(messages=new, history=Past(messages=history), params={"max_tokens": 5, "temperature": 0})
+    run = await runner.begin(
+        messages=new, history=EarlierMessages(messages=history), params={"max_tokens": 5, "temperature": 0}
+    )
     assert (await run.finished()).prompt_tokens == run.prepared.prompt_tokens
 
 
@@ -220,7 +225,9 @@ async def test_calls_that_were_cut_go_into_templates_that_go_over_arguments(
         said: list[Any] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
         asked: list[Any] = [{"role": "tool", "content": "y", "tool_call_id": "c"}]
         past, new = (said, asked) if kept else ([], [*said, *asked])
-        return (await runner.engine.prepare(runner.spec(messages=new, history=Past(messages=past)))).prompt_tokens
+        return (
+            await runner.engine.prepare(runner.spec(messages=new, history=EarlierMessages(messages=past)))
+        ).prompt_tokens
 
     for kept in (False, True):
         for arguments, shown in ARGUMENTS:

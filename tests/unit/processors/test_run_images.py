@@ -14,9 +14,9 @@ from penstock.processors.conversations.log import HistoryMark
 from penstock.processors.conversations.messages import Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
 from penstock.processors.core.requests.work import Work
+from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.past import Past
 from penstock.processors.run_images import SHOWN_OF_HISTORY, Gathered, RunImages
 from penstock.schemas.errors import InvalidRequest, NotFound, UnsupportedParameter
 from penstock.schemas.records import ArtifactRef, ConversationMessage
@@ -61,7 +61,11 @@ def turn_after(*history: ConversationMessage, shown: Shown | None = None) -> Tur
     pictured = list(history) if any(one.artifacts for one in history) else []
     chat = [as_chat(one) for one in history]
     return TurnStart(
-        answer=None, past=Past(messages=chat), mark=HistoryMark("t", 0, 0), pictured=pictured, shown=shown or {}
+        answer=None,
+        past=EarlierMessages(messages=chat),
+        mark=HistoryMark("t", 0, 0),
+        pictured=pictured,
+        shown=shown or {},
     )
 
 

@@ -33,7 +33,7 @@ from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import Outputs
 from penstock.processors.spool import Spool
-from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Rooms, Worker
+from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Worker, WorkerParts
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import EngineFailed, RegistryUnavailable
 from penstock.schemas.records import DeadLetter, ResultEvent
@@ -132,7 +132,7 @@ class Shell:
         )
         self.publisher = Publisher(self.broker, default_codec(), NAMES)
         self.worker.connect(
-            Rooms(
+            WorkerParts(
                 flow=self.flow,
                 intake=self.intake,
                 execution=self.execution,

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.common.forks import TopicForks
 from penstock.common.shards.addresses import head_of
 from penstock.processors.conversations.messages import as_chat
-from penstock.processors.past import chars_of
+from penstock.processors.earlier_messages import chars_of
 from penstock.schemas.records import ArtifactRef, ConversationFork, ConversationMessage
 
 ENTRY_OVERHEAD_BYTES = 1500
@@ -333,6 +333,6 @@ class ConversationLog:
 
 
 def covers(entry: Entry) -> int:
-    """Up to which offset a summary tells."""
+    """Up to which offset the summary covers the conversation."""
     through = entry.message.covers_through
     return -1 if through is None else through

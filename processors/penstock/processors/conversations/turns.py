@@ -27,8 +27,8 @@ from penstock.common.threads import DaemonThreads
 from penstock.processors.conversations.cache import LogCache
 from penstock.processors.conversations.log import ConversationLog, HistoryMark, SummaryMark, covers
 from penstock.processors.conversations.messages import Shown, as_chat, input_messages
+from penstock.processors.earlier_messages import EarlierMessages, Summary, whole_turns
 from penstock.processors.kafka.broker_watch import BrokerWatch
-from penstock.processors.past import Past, Summary, whole_turns
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
     BrokerUnavailable,
@@ -65,7 +65,7 @@ class TurnStart:
     """What the log says before the turn: the answer that stands already, or the history in front of its own input."""
 
     answer: ConversationMessage | None
-    past: Past
+    past: EarlierMessages
     mark: HistoryMark
     pictured: list[ConversationMessage] = field(default_factory=list[ConversationMessage])
     """The history as its records, if there are images in it; else nothing."""
@@ -77,7 +77,7 @@ class TurnStart:
 class ToSumUp:
     """What a summary is to be made of: `past`, up to the record at `through`."""
 
-    past: Past
+    past: EarlierMessages
     through: int
     mark: SummaryMark
     standing: ConversationMessage | None
@@ -533,7 +533,7 @@ class Turns:
             if (before := log.summary_below(last)) is not None:
                 found = log.through(last, after=covers(before))
                 summary = Summary(text=before.message.content, through=covers(before), turns=0)
-        past = Past(messages=[as_chat(entry.message) for entry in found], summary=summary)
+        past = EarlierMessages(messages=[as_chat(entry.message) for entry in found], summary=summary)
         return ToSumUp(past=past, through=last, mark=log.summary_mark(last), standing=standing)
 
     def _refreshed(self, topic: str, within_s: float) -> ConversationLog:
@@ -607,13 +607,13 @@ def _void(log: ConversationLog) -> list[bytes]:
     return [key.encode() for key in sorted(log.topic.void)]
 
 
-def _past(log: ConversationLog, request_id: str, messages: list[dict[str, Any]]) -> Past:
+def _past(log: ConversationLog, request_id: str, messages: list[dict[str, Any]]) -> EarlierMessages:
     told = log.summary_for(request_id)
     if told is None:
-        return Past(messages=messages, chars=log.chars)
+        return EarlierMessages(messages=messages, chars=log.chars)
     turns = whole_turns(messages, log.covered_by(told, request_id))
     summary = Summary(text=told.message.content, through=covers(told), turns=turns)
-    return Past(messages=messages, summary=summary, chars=log.chars)
+    return EarlierMessages(messages=messages, summary=summary, chars=log.chars)
 
 
 def _is_open(log: ConversationLog, mark: HistoryMark, request_id: str) -> bool:

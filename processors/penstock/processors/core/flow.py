@@ -20,18 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.processors.core.admission import Admission
-from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
-from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.measurements import Measurements
 from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.memory_waiters import MemoryWaiters
 from penstock.processors.core.fleet.orders import Orders
 from penstock.processors.core.fleet.placing import Placing
 from penstock.processors.core.fleet.replicas import Replicas
@@ -48,6 +48,7 @@ from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.lifetimes import Lifetimes
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.replica_choice import ReplicaChoice
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.awaiting_store import AwaitingStore
@@ -69,7 +70,6 @@ from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.waits import Waits
 from penstock.processors.core.requests.work import Work, WorkKey
-from penstock.processors.core.rooms import Rooms
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.suspect_starts import SuspectStarts
@@ -116,7 +116,7 @@ class Flow:
         self._effects: list[Effect] = []
         emit = self._effects.append
         placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
-        agenda = self.agenda = Agenda()
+        dirty = self.dirty = DirtySet()
         registry = self.registry = Registry(emit, settings.output_bytes)
         gate = self.gate = CommitGate(commit_span=settings.commit_span)
         forecast = self.forecast = Forecast(estimate_error)
@@ -129,7 +129,7 @@ class Flow:
         estimates = self.estimates = estimates or Estimates()
         run_memory = self.run_memory = RunMemory(ledger)
         claim = self.claim = AloneClaim()
-        memory = DeviceMemory(ledger, estimates, lanes, run_memory, agenda)
+        memory = DeviceMemory(ledger, estimates, lanes, run_memory, dirty)
         admission = Admission(registry, scheduler, lanes, run_memory, memory, ledger, claim)
         explainer = self.explainer = Explainer(scheduler, lanes, admission, forecast)
         lifetimes = Lifetimes(settings.lifetimes)
@@ -143,18 +143,20 @@ class Flow:
         )
         rereads = Rereads(emit, budget.ends_limit)
         holdings = self._holdings = Holdings(
-            registry, gate, scheduler, budget, lanes, memory, grants, run_memory, agenda, emit, rereads
+            registry, gate, scheduler, budget, lanes, memory, grants, run_memory, dirty, emit, rereads
         )
         fetching = Fetching(registry, scheduler, budget, holdings, emit)
-        rooms = Rooms(admission, grants, run_memory, settings.affinity_s)
+        replica_choice = ReplicaChoice(admission, grants, run_memory, settings.affinity_s)
         preparing = Preparing(admission, grants, fetching, statuses, run_memory)
         suspects = SuspectStarts(admission, claim, grants, run_memory, preparing)
-        starter = Starter(scheduler, admission, claim, grants, fetching, rooms, run_memory, preparing, suspects)
+        starter = Starter(
+            scheduler, admission, claim, grants, fetching, replica_choice, run_memory, preparing, suspects
+        )
         histories = Histories(lanes, ledger, explainer, emit, settings.worker_id, earlier_attempts)
         endings = self.endings = Endings(registry, holdings, lanes, streams, histories, emit)
         self.durable = Durable(registry, holdings, endings, emit, deaths, commands)
         awaiting_store = self.awaiting_store = AwaitingStore(registry, endings, statuses, emit, settings.keep_least_s)
-        retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, agenda, settings.retries)
+        retries = self._retries = RetryQueue(registry, scheduler, lanes, statuses, dirty, settings.retries)
         attempts = self.attempts = Attempts(
             registry,
             scheduler,
@@ -168,10 +170,10 @@ class Flow:
             endings,
             retries,
             histories,
-            agenda,
+            dirty,
             emit,
         )
-        measurements = self.measurements = Measurements(ledger, estimates, lanes, memory, agenda)
+        measurements = self.measurements = Measurements(ledger, estimates, lanes, memory, dirty)
         unserved = self._unserved = UnservedRequests(
             registry,
             gate,
@@ -181,15 +183,15 @@ class Flow:
             self.peers,
             holdings,
             endings,
-            agenda,
+            dirty,
             emit,
             settings.model_absent_s,
         )
         failures = LaneFailures(registry, scheduler, unserved, endings, retries, grants)
-        self.replicas = Replicas(lanes, memory, measurements, claim, forecast, attempts, failures, agenda, memory_error)
-        heads = MemoryHeads(scheduler, lanes, ledger, admission, run_memory, agenda, placement)
-        views = Views(ledger, memory, run_memory, heads, forecast)
-        lifecycle = self.lifecycle = Lifecycle(lanes, grants, agenda, emit)
+        self.replicas = Replicas(lanes, memory, measurements, claim, forecast, attempts, failures, dirty, memory_error)
+        waiters = MemoryWaiters(scheduler, lanes, ledger, admission, run_memory, dirty, placement)
+        views = Views(ledger, memory, run_memory, waiters, forecast)
+        lifecycle = self.lifecycle = Lifecycle(lanes, grants, dirty, emit)
         self.placing = Placing(
             registry,
             scheduler,
@@ -200,20 +202,20 @@ class Flow:
             grants,
             run_memory,
             statuses,
-            heads,
+            waiters,
             views,
             failures,
             endings,
             lifecycle,
-            agenda,
+            dirty,
             placement,
         )
         self._commanding = Commanding(
-            registry, gate, scheduler, holdings, lanes, endings, awaiting_store, statuses, agenda, emit, commands
+            registry, gate, scheduler, holdings, lanes, endings, awaiting_store, statuses, dirty, emit, commands
         )
-        self.orders = Orders(scheduler, lanes, lifecycle, agenda)
-        self.watch = FleetWatch(scheduler, lanes, memory, grants, heads, views, agenda)
-        queueing = Queueing(registry, scheduler, budget, lanes, holdings, statuses, unserved, agenda)
+        self.orders = Orders(scheduler, lanes, lifecycle, dirty)
+        self.watch = FleetWatch(scheduler, lanes, memory, grants, waiters, views, dirty)
+        queueing = Queueing(registry, scheduler, budget, lanes, holdings, statuses, unserved, dirty)
         start_times = self._start_times = StartTimes(
             registry, gate, queueing, unserved, statuses, explainer, endings, settings.commit_span
         )
@@ -232,7 +234,7 @@ class Flow:
             holdings,
             histories,
             endings,
-            agenda,
+            dirty,
             emit,
         )
 
@@ -278,7 +280,7 @@ class Flow:
         self.registry.scheduled.assign(committed)
         self._paused = frozenset()
         self._commanding.erase_again()
-        self.agenda.look_at_all(self.lanes.values())
+        self.dirty.look_at_all(self.lanes.values())
         return frozenset(work.number for work in gone)
 
     def command(self, command: ControlCommand, now: float, wall_ms: int) -> None:
@@ -292,16 +294,16 @@ class Flow:
 
         Raises EndlessStep instead of holding up the event loop for ever.
         """
-        self.agenda.now = now
+        self.dirty.now = now
         rounds_left = ROUNDS_A_STEP + 4 * (len(self.works) + len(self.lanes))
         while self.taking:
             rounds_left -= 1
             if rounds_left < 0:
-                raise EndlessStep(f"a step does not end; lanes still to look at: {sorted(self.agenda.lanes)}")
-            lane = self.agenda.next_lane()
+                raise EndlessStep(f"a step does not end; lanes still to look at: {sorted(self.dirty.lanes)}")
+            lane = self.dirty.next_lane()
             if lane is not None:
                 self.placing.fill_or_load(lane, now)
-            elif self.agenda.plan_due:
+            elif self.dirty.plan_due:
                 self.placing.plan(now)
             else:
                 return
@@ -313,7 +315,7 @@ class Flow:
 
     def tick(self, now: float, wall_ms: int) -> None:
         """What is due by time. Call it every 10 ms or so while there is work, and at `next_due`."""
-        self.agenda.now = now
+        self.dirty.now = now
         if not self.taking:
             self._hand_back_waiting()  # a run may have failed or lost its engine since
         self.explainer.clock(now, wall_ms)
@@ -326,11 +328,11 @@ class Flow:
         self._retries.tick(now)
         self._start_times.tick(now, wall_ms)
         self._unserved.tick(now)
-        for work in self.scheduler.census.expired(now, EXPIRED_AT_ONCE):
+        for work in self.scheduler.statistics.expired(now, EXPIRED_AT_ONCE):
             self._waits.measure(work, now)
             self.endings.expire_waiting(work, now)
         self.watch.tick(now)
-        self.agenda.look_at_all(self.lanes.values())
+        self.dirty.look_at_all(self.lanes.values())
 
     def check_timeouts(self, now: float) -> None:
         """End runs that take longer than they may; call it a few times a second."""
@@ -361,9 +363,9 @@ class Flow:
         for position, work in enumerate(self.scheduler.fronts.front(count)):
             work.position = position
             requests, tokens = ahead.get(work.lane, (0, 0))
-            self.statuses.near_front(work, self.agenda.now, (requests, tokens))
+            self.statuses.near_front(work, self.dirty.now, (requests, tokens))
             ahead[work.lane] = requests + 1, tokens + work.cost
-        self.statuses.turns_behind(self.scheduler.eligible, count, self.agenda.now)
+        self.statuses.turns_behind(self.scheduler.eligible, count, self.dirty.now)
 
     # -- what the consumer should do
 

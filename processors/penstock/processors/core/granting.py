@@ -66,7 +66,7 @@ class Grants:
             self._memory.started(lane, work)
         self.held += 1
         run.granted_at = now
-        work.blocked_at = work.held_off_at = work.head_since = None
+        work.blocked_at = work.held_off_at = work.first_waiter_since = None
         if work.started_at is None:
             work.started_at = now
             work.load_ms = lane.loading_ms(work.arrived_at, now)

@@ -17,7 +17,7 @@ class Pools:
 
     @classmethod
     def of(cls, own: str | None, models: Iterable[tuple[str | None, Iterable[str]]]) -> Pools:
-        """From (pool, names) of every model that is told of; the first one's counts. No pool: all workers serve it."""
+        """From (pool, names) of every known model; the first entry of a name counts. No pool: all workers serve it."""
         told = [(pool, list(names)) for pool, names in models]
         here = {name for pool, names in told if pool is None or pool == own for name in names}
         elsewhere: dict[str, str] = {}

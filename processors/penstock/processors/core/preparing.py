@@ -12,10 +12,10 @@ from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.run_memory import RunMemory
 from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.fetching import Fetching
+from penstock.processors.core.replica_choice import FreeCapacity
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.rooms import Room
 
 PREPARE_PATIENCE_S = 0.25
 """So long room is kept for one whose prompt is being counted."""
@@ -38,12 +38,12 @@ class Preparing:
         return work.stage is Stage.QUEUED and replica.inline and work.starts_unprepared
 
     def step(
-        self, lane: Lane, work: Work, room: Room, now: float, *, may_prepare: bool, must_fetch: bool = True
+        self, lane: Lane, work: Work, capacity: FreeCapacity, now: float, *, may_prepare: bool, must_fetch: bool = True
     ) -> Refusal | None:
         """None when it can start now; else what can be done for it ahead is done, and its room is set aside."""
-        replica = room.replica
+        replica = capacity.replica
         if self.startable(replica, work):
-            refusal = self._admission.on(replica, work, room.slots, room.tokens, now)
+            refusal = self._admission.on(replica, work, capacity.slots, capacity.tokens, now)
             if refusal is not None and refusal.reason == "memory":
                 self._memory.lacks(lane, replica, work, refusal.device)
                 work.blocked_at = now if work.blocked_at is None else work.blocked_at
@@ -61,7 +61,7 @@ class Preparing:
             self._grants.prepare(replica, work, now)
         waits_s = 0.0 if work.run is None else now - work.run.preparing_since
         if work.stage is not Stage.PARKED and waits_s < PREPARE_PATIENCE_S:
-            room.set_aside(work.cost)
+            capacity.set_aside(work.cost)
         return UNPREPARED
 
     def lacks_memory(self, lane: Lane, replica: Replica, work: Work, now: float) -> bool:

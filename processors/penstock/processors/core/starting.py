@@ -20,9 +20,9 @@ from penstock.processors.core.granting import Grants
 from penstock.processors.core.preparing import Preparing
 from penstock.processors.core.queue.fetching import Fetching
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.replica_choice import FreeCapacity, ReplicaChoice
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.rooms import Room, Rooms
 from penstock.processors.core.suspect_starts import Grant, SuspectStarts
 from penstock.schemas.topics import CLASSES
 
@@ -40,7 +40,7 @@ class Starter:
     _claim: AloneClaim
     _grants: Grants
     _fetching: Fetching
-    _rooms: Rooms
+    _replica_choice: ReplicaChoice
     _memory: RunMemory
     _preparing: Preparing
     _suspects: SuspectStarts
@@ -75,60 +75,66 @@ class Starter:
             if claim.is_running or self._suspects.may_be_alone(claim.lane or lane, claim.holder, now):
                 return self._suspects.alone(lane, able, claim.holder, now)
             claim.give_up()  # it has left the queue, or could not start now, or others have waited long for it
-        rooms: list[Room] = []
+        capacities: list[FreeCapacity] = []
         if len(able) > 1:
             self._suspects.move(able, now)
         for replica in able:
             if replica.exclusive is None:
-                rooms.append(Room.of(replica))
+                capacities.append(FreeCapacity.of(replica))
             elif not self._admission.is_kept(lane, replica):
                 replica.exclusive = None
-                rooms.append(Room.of(replica))
+                capacities.append(FreeCapacity.of(replica))
             elif (work := self._suspects.next_of_group(lane, replica, now)) is not None:
                 return work, replica
-        return self._in_order(lane, rooms, now) if rooms else None
+        return self._in_order(lane, capacities, now) if capacities else None
 
     # -- whose turn it is
 
-    def _in_order(self, lane: Lane, rooms: list[Room], now: float) -> Grant | None:
+    def _in_order(self, lane: Lane, capacities: list[FreeCapacity], now: float) -> Grant | None:
         seen: dict[str, int] = dict.fromkeys(CLASSES, 0)
-        look_ahead = sum([room.replica.look_ahead for room in rooms]) if len(rooms) > 1 else rooms[0].replica.look_ahead
+        look_ahead = (
+            sum([capacity.replica.look_ahead for capacity in capacities])
+            if len(capacities) > 1
+            else capacities[0].replica.look_ahead
+        )
         waited_for: list[Replica] = []
         """By candidates before this one, among these rooms. Some wait for a replica that is not among them."""
         for walked, work in enumerate(self._scheduler.candidates(lane.name, now)):
             if walked >= WALK:
                 return None
             if work.alone or work.group is not None:
-                free = rooms if not waited_for else self._suspects.empty(rooms, waited_for, work, now)
+                free = capacities if not waited_for else self._suspects.empty(capacities, waited_for, work, now)
                 if free and self._suspects.may_go_apart(lane, free, work, now):
                     return self._apart(lane, free, work, now)
                 continue
             seen[work.klass] += 1
-            one_room = work.run is None and len(lane.ready) == 1
-            room = rooms[0] if one_room else self._rooms.choose(lane, work, rooms, now)
-            if room is None:
+            one_capacity = work.run is None and len(lane.ready) == 1
+            capacity = capacities[0] if one_capacity else self._replica_choice.choose(lane, work, capacities, now)
+            if capacity is None:
                 seen[work.klass] -= 1  # it waits for another replica, and takes nobody's place on these
                 continue
             first, ahead = seen[work.klass] == 1, seen[work.klass] <= look_ahead
-            refusal = self._preparing.step(lane, work, room, now, may_prepare=ahead, must_fetch=first or room.slots > 0)
+            refusal = self._preparing.step(
+                lane, work, capacity, now, may_prepare=ahead, must_fetch=first or capacity.slots > 0
+            )
             if refusal is None:
-                return work, room.replica
+                return work, capacity.replica
             if work.stage is not Stage.PARKED:  # the bytes of others may keep it from being read: nobody waits for it
-                waited_for.append(room.replica)
+                waited_for.append(capacity.replica)
             if refusal.device is not None:
                 seen[work.klass] -= 1  # it keeps no room, and others are prepared meanwhile
             elif walked == 0 and work.blocked_at is not None and now - work.blocked_at >= RESERVE_AFTER_S:
-                rooms.remove(room)  # it is kept for this one
-            if all(one.used_up for one in rooms):
+                capacities.remove(capacity)  # it is kept for this one
+            if all(one.used_up for one in capacities):
                 return None
         return None
 
-    def _apart(self, lane: Lane, rooms: list[Room], work: Work, now: float) -> Grant | None:
+    def _apart(self, lane: Lane, capacities: list[FreeCapacity], work: Work, now: float) -> Grant | None:
         """The most urgent must not run beside others: they wait until it has ended."""
         if work.alone:
             self._claim.take(work, lane, now)
-            return self._suspects.alone(lane, [room.replica for room in rooms], work, now)
-        able = [room for room in rooms if self._memory.fits_ever(room.replica, work)] or rooms
-        min(able, key=lambda room: len(room.replica.holders)).replica.exclusive = work.group
+            return self._suspects.alone(lane, [capacity.replica for capacity in capacities], work, now)
+        able = [capacity for capacity in capacities if self._memory.fits_ever(capacity.replica, work)] or capacities
+        min(able, key=lambda capacity: len(capacity.replica.holders)).replica.exclusive = work.group
         lane.look_due = True  # they come first on it from now on, then who is for the other replicas
         return self._next(lane, now)

@@ -13,10 +13,10 @@ from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.run_memory import RunMemory
 from penstock.processors.core.granting import Grants
 from penstock.processors.core.preparing import Preparing
+from penstock.processors.core.replica_choice import FreeCapacity
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import set_apart
 from penstock.processors.core.requests.work import Work
-from penstock.processors.core.rooms import Room
 
 Grant = tuple[Work, Replica]
 
@@ -31,18 +31,20 @@ class SuspectStarts:
     _memory: RunMemory
     _preparing: Preparing
 
-    def empty(self, rooms: list[Room], waited_for: list[Replica], work: Work, now: float) -> list[Room]:
+    def empty(
+        self, capacities: list[FreeCapacity], waited_for: list[Replica], work: Work, now: float
+    ) -> list[FreeCapacity]:
         """Where a suspect can run now and takes nothing from those before it. One that must run alone waits."""
         return [
-            room
-            for room in rooms
+            capacity
+            for capacity in capacities
             if not work.alone
-            and not room.replica.holders
-            and room.replica not in waited_for
-            and self._memory.is_free(room.replica, work, now)
+            and not capacity.replica.holders
+            and capacity.replica not in waited_for
+            and self._memory.is_free(capacity.replica, work, now)
         ]
 
-    def may_go_apart(self, lane: Lane, rooms: list[Room], work: Work, now: float) -> bool:
+    def may_go_apart(self, lane: Lane, capacities: list[FreeCapacity], work: Work, now: float) -> bool:
         """Whether a replica, or for one that must run alone the worker, is kept for it from now on."""
         if work.alone:
             return self.may_be_alone(lane, work, now)
@@ -50,7 +52,7 @@ class SuspectStarts:
         if kept is None:
             return True
         # Its group fills the replica that is kept for it: it need not wait for them beside an empty one.
-        empty = [room.replica for room in rooms if not room.replica.holders]
+        empty = [capacity.replica for capacity in capacities if not capacity.replica.holders]
         leaves = kept.free_slots <= 0 and any(self._memory.is_free(one, work, now) for one in empty)
         if leaves:
             set_apart(work)
@@ -72,9 +74,9 @@ class SuspectStarts:
         return not (prepared and self._preparing.lacks_memory(lane, replica, work, now))
 
     def _replica_for(self, lane: Lane, able: list[Replica], work: Work) -> Replica:
-        head = self._memory.heads.get(work)
-        if head is not None and head.replica in able:
-            return head.replica
+        waiter = self._memory.waiters.get(work)
+        if waiter is not None and waiter.replica in able:
+            return waiter.replica
         return lane.replica_of(work) or min(able, key=lambda one: len(one.holders))
 
     def alone(self, lane: Lane, able: list[Replica], work: Work, now: float) -> Grant | None:
@@ -84,10 +86,10 @@ class SuspectStarts:
         replica = self._replica_for(lane, able, work)
         if replica not in able:
             return None
-        refusal = self._preparing.step(lane, work, Room(replica, 1, MANY), now, may_prepare=True)
+        refusal = self._preparing.step(lane, work, FreeCapacity(replica, 1, MANY), now, may_prepare=True)
         if refusal is not None or self._grants.held:
             return None
-        return (work, replica) if Room.of(replica).fits(work) else None
+        return (work, replica) if FreeCapacity.of(replica).fits(work) else None
 
     def next_of_group(self, lane: Lane, replica: Replica, now: float) -> Work | None:
         """Suspects start when all others have left the replica; then nobody else does until they have ended."""
@@ -95,13 +97,13 @@ class SuspectStarts:
         if group is None:
             return None
         others = any(holder.group is not group for holder in replica.holders)
-        room = Room.of(replica)
+        capacity = FreeCapacity.of(replica)
         for work in sorted(group.members, key=lambda member: member.seq):
             if not self._admission.may_join(lane, work):
                 continue
             if work.stage is Stage.READY and lane.replica_of(work) is not replica:
                 self._grants.take_from_its_replica(lane, work)
-            if self._preparing.step(lane, work, room, now, may_prepare=True) is None and not others:
+            if self._preparing.step(lane, work, capacity, now, may_prepare=True) is None and not others:
                 return work
         return None
 

@@ -34,7 +34,7 @@ class Backend(Protocol):
     def cancel(self, run_id: str) -> None: ...
 
     def check(self) -> None:
-        """Called often: notice what no event tells."""
+        """Called often: notice what no event reports."""
         ...
 
     def progress(self) -> int | None:

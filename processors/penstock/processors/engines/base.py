@@ -13,9 +13,9 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.earlier_messages import EarlierMessages, Message
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
-from penstock.processors.past import Message, Past
 from penstock.schemas.errors import EngineFailed, PenstockError, RetryKind, UnsupportedParameter
 from penstock.schemas.message_parts import image_parts
 from penstock.schemas.payloads import only_remote
@@ -50,7 +50,7 @@ class RunSpec:
     task: str
     model: str
     messages: list[Message] | None = None
-    history: Past | None = None
+    history: EarlierMessages | None = None
     prompt: str | None = None
     inputs: list[str] | None = None
     params: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -91,7 +91,7 @@ class Prepared:
     """What of its conversation the prompt has; None where there is none."""
     messages: list[Message] | None = None
     goes_on: bool = False
-    """Whether the run goes on from what the spec says was told; its deltas then begin behind that."""
+    """Whether the run continues the published prefix of its spec; its deltas then begin behind that."""
 
 
 @record
@@ -245,7 +245,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, run_id: str) -> None:
-        """Stop a run; nothing more of it is told."""
+        """Stop a run; no further event of it is emitted."""
         ...
 
     def limits(self) -> Limits:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.processors.past import NO_PAST, Message, Past, chars_of, turn_begins
+from penstock.processors.earlier_messages import NO_EARLIER_MESSAGES, EarlierMessages, Message, chars_of, turn_begins
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ContextHeld, ContextLimits
@@ -38,7 +38,7 @@ class Context:
 class _History:
     """A history seen from its end: the newest turns, found as far as they are asked for."""
 
-    def __init__(self, past: Past) -> None:
+    def __init__(self, past: EarlierMessages) -> None:
         history = past.messages
         self._history, self._chars_through = history, past.chars
         self._begins = turn_begins(history)
@@ -89,7 +89,7 @@ class _History:
         return turns
 
 
-def recent_past(past: Past, *, chars: int) -> Past:
+def recent_past(past: EarlierMessages, *, chars: int) -> EarlierMessages:
     """The newest system message and the newest turns within so many characters, with the summary of older ones.
 
     For a past that is handed on before anybody can count its tokens.
@@ -141,7 +141,7 @@ class _Room:
 
 
 def build_context(
-    past: Past | None,
+    past: EarlierMessages | None,
     new: Sequence[Message],
     *,
     window_tokens: int,
@@ -158,13 +158,13 @@ def build_context(
     Raises ContextLengthExceeded when the system prompt and the new messages alone do not fit, InvalidRequest when the
     limits require a summary and there is none.
     """
-    past, limits = past or NO_PAST, limits or ContextLimits()
+    past, limits = past or NO_EARLIER_MESSAGES, limits or ContextLimits()
     history, room = _History(past), _Room(window_tokens, max_output_tokens, limits)
     context = _chosen(past, history, new, room, count)
     return replace(context, held=replace(context.held, dropped_tokens=_dropped_tokens(past, history, context)))
 
 
-def _dropped_tokens(past: Past, history: _History, context: Context) -> int:
+def _dropped_tokens(past: EarlierMessages, history: _History, context: Context) -> int:
     """About how many tokens the turns have that were left out, as dense as the prompt. To count them would cost more
     than the prompt."""
     held, omitted = context.held, past.omitted_turns
@@ -182,7 +182,7 @@ def _prompt_chars(message: Message) -> int:
     return chars_of({**message, "role": "user"}) if message["role"] == "system" else chars_of(message)
 
 
-def _chosen(past: Past, history: _History, new: Sequence[Message], room: _Room, count: Count) -> Context:
+def _chosen(past: EarlierMessages, history: _History, new: Sequence[Message], room: _Room, count: Count) -> Context:
     """The context, without the tokens of what was dropped. Raises as `build_context`."""
     summary, limits = past.summary, room.limits
     if limits.summary and summary is None:
@@ -240,7 +240,7 @@ def _with_summary(system: Sequence[Message], text: str) -> Message:
 
 
 def identity(messages: Sequence[Message]) -> tuple[int, ...]:
-    """Tells lists of the same messages from others, while one context is built."""
+    """Distinguishes equal lists of messages while one context is built."""
     return tuple(map(id, messages))
 
 
@@ -275,7 +275,7 @@ def _most_that_fit(
         counted = tokens(middle)
         if counted <= budget:
             if not beyond:
-                # So far everything fits: what was counted tells how dense the text is.
+                # So far everything fits: what was counted gives the density of the text.
                 rate = max(counted - least, 1) / max(1, past.chars(middle))
             low, length = middle, counted
         else:

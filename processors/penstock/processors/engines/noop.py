@@ -100,7 +100,7 @@ class NoopEngine(Engine):
         return self._goes_on(spec, prepared)
 
     def _goes_on(self, spec: RunSpec, prepared: Prepared) -> Prepared:
-        """Whether the script says what was told."""
+        """Whether the script begins with what was published."""
         if spec.published is None:
             return prepared
         pieces = self._pieces(spec, prepared)

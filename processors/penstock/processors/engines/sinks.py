@@ -46,7 +46,7 @@ class GuardedSink:
             self._tell(self._sink.on_failed, failed)
 
     def close(self) -> None:
-        """The run was cancelled, or its engine has ended: nothing more is told."""
+        """The run was cancelled, or its engine has ended: no further event is passed on."""
         self.over = True
 
     def _on_the_way(self, function: Callable[[Any], None], event: Any) -> bool:

@@ -260,5 +260,5 @@ def _widen(process: subprocess.Popen[bytes]) -> None:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError), process:  # what it was still being told goes nowhere
+    with contextlib.suppress(OSError), process:  # what was still being sent to it is dropped
         pass

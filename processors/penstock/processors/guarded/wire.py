@@ -1,4 +1,4 @@
-"""What this side and a guarded process say to each other: a JSON object, its length before it, then bytes as it tells.
+"""The messages between this side and a guarded process: the length of a JSON object, the object, then its bytes.
 
 Not pickle: what has opened hostile input is not believed any more than the input.
 """

@@ -17,7 +17,7 @@ _V1_UNLIMITED = 1 << 60
 
 
 class CpuProbe:
-    """One device, `cpu`. Of our own processes it tells what belongs to each alone."""
+    """One device, `cpu`. Of our own processes it gives what belongs to each alone."""
 
     def __init__(self) -> None:
         self._own = OwnBytes()

@@ -49,5 +49,5 @@ class Probe(Protocol):
         ...
 
     def read(self, pids: Set[int]) -> Mapping[str, Reading | Unread]:
-        """Of each device. `pids` are the processes of our engines: others need not be told apart."""
+        """Of each device. `pids` are the processes of our engines: others need not be distinguished."""
         ...

@@ -13,7 +13,7 @@ from penstock.processors.images.decoded import CHANNELS
 class EncodedImage:
     """Nobody has decoded `data`: only a process under guard may. Width and height are those of the image upright.
 
-    `source_format` is one of `penstock.schemas.image_formats.MEDIA_TYPES`, told from the bytes; decoding it may take
+    `source_format` is one of `penstock.schemas.image_formats.MEDIA_TYPES`, detected from the bytes. Decoding may take
     `decode_cpu_s` seconds of processor time.
     """
 

@@ -50,7 +50,7 @@ def apply(picture: Picture, step: Step, images: Mapping[str, Image.Image], upsca
         case "convert":
             return replace(picture, format=values["format"], quality=values.get("quality"))
         case "strip_metadata":
-            return picture  # it never has any: docs/decisions/0034 tells why
+            return picture  # it never has any, see docs/decisions/0034
         case "resize" if values["fit"] == "cover":
             made = image.resize(step.size, Image.Resampling.LANCZOS, box=covering_box(image.size, step.size))
         case "resize" | "thumbnail":

@@ -82,7 +82,7 @@ class Assignment:
 class Progress:
     """Where the intake of one partition stands: the end of what was handed over, and the end of the log.
 
-    `highwater` is None while the broker has not told it. `paused` says that the partition is held.
+    `highwater` is None while the broker has not reported it. `paused` says that the partition is held.
     """
 
     position: int

@@ -106,7 +106,7 @@ class Outcomes:
         )
 
     def _on_the_way(self, subject: Subject, kind: str, **values: Any) -> ResultEvent:
-        """An event of a run that has not ended; `values` are what its kind tells."""
+        """An event of a run that has not ended; `values` are the fields of its kind."""
         return ResultEvent(
             request_id=subject.request_id,
             tenant=subject.tenant,
@@ -158,7 +158,7 @@ class Outcomes:
         self._publisher.chunk(event, refused=refused, headers=result_headers(subject))
 
     def terminal(self, effect: Terminal, done: Callable[[str], None]) -> None:
-        """Publish the outcome; `done` is told its status when the broker has it."""
+        """Publish the outcome; `done` gets its status when the broker has it."""
         subject, finished = effect.subject, effect.finished
         output: dict[str, Any] = {}
         device = measured = None
@@ -281,7 +281,7 @@ def error_chain(error: BaseException) -> list[str]:
 
 
 def usage_of(finished: Finished) -> Usage:
-    """Counts as the engine tells them; pixels of the images that it made."""
+    """Counts as the engine reports them; pixels of the images that it made."""
     prompt, completion = finished.prompt_tokens, finished.completion_tokens
     return Usage(
         prompt_tokens=prompt,

@@ -62,7 +62,7 @@ _OF_ONE_PARTITION = frozenset(
 
 
 class GroupEvents(Protocol):
-    """What the thread tells the event loop. The coroutines are waited for: the rebalance goes on after them."""
+    """What the thread calls on the event loop. It waits for the coroutines: the rebalance goes on after them."""
 
     async def assigned(
         self, generation: int, member_id: str, committed: Mapping[TP, Committed], *, begins_again: bool
@@ -167,7 +167,7 @@ class PollThread:
         return Consumer(self._config, logger=client_logger)
 
     def _replace_consumer(self) -> None:
-        if self._generation >= 0:  # a member without partitions is not told that it is none any more
+        if self._generation >= 0:  # a member without partitions gets no call when it ceases to be one
             self._wait_for(self._events.revoked(lost=True))
         old, self._kafka, self._lost = self._kafka, self._new_consumer(), False
         self._begin({})

@@ -24,7 +24,7 @@ def retry_settings(section: RetriesSection) -> RetrySettings:
 class ModelConfig:
     """A configured model. `source`: hub id, folder, GGUF file, URL of a server (remote) or anything (noop).
 
-    `options` is all that its engine is told: the entry's own options, and the fields of the entry that concern it.
+    `options` is all that its engine gets: the entry's own options, and the fields of the entry that concern it.
     """
 
     id: str

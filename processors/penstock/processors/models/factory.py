@@ -142,7 +142,7 @@ def _addresses(devices: Sequence[DeviceFacts | None]) -> list[str] | None:
 def _seen(device: DeviceFacts | None) -> dict[str, Any]:
     """How an engine's process finds its device: a card is the only one that it sees, so it is the first.
 
-    On a simulated device it runs on the CPU. A card's number is not told to it: see `engines/process/child.py`.
+    On a simulated device it runs on the CPU. It does not get a card's number: see `engines/process/child.py`.
     """
     if device is None:
         return {}

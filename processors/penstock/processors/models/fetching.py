@@ -41,7 +41,7 @@ class Progress:
                 self._say(fraction)
 
     def bar(self) -> type[Any]:
-        """A progress bar as the hub's client wants one: it draws nothing and tells of bytes."""
+        """A progress bar as the hub's client wants one: it draws nothing and reports bytes."""
         from tqdm import tqdm
 
         progress = self

@@ -29,7 +29,7 @@ Readings = Mapping[str, Reading | Unread]
 
 
 class UnknownDevice(LookupError):
-    """The configuration tells of a device that is not there."""
+    """The configuration names a device that is not there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +157,7 @@ class Machine:
 
 
 def _entry_of(facts: DeviceFacts, entries: Sequence[DeviceSection]) -> tuple[int, DeviceSection | None]:
-    """The table that tells of a device: the one that names it, else that of its kind; -1 for none."""
+    """The table that applies to a device: the one that names it, else that of its kind; -1 for none."""
     general: tuple[int, DeviceSection | None] = (-1, None)
     for number, entry in enumerate(entries):
         if entry.kind != facts.kind:

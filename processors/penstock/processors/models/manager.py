@@ -32,7 +32,7 @@ Size = Callable[[ModelConfig, OnProgress], Awaitable[ModelSize]]
 
 
 class Reports(Protocol):
-    """Whom the manager tells what came of what it was asked to do. Nothing is told once `stop` has begun."""
+    """Gets the results of what the manager was asked to do. It is not called once `stop` has begun."""
 
     def sized(self, model: str, size: ModelSize) -> None: ...
     def size_failed(self, model: str, error: PenstockError) -> None: ...
@@ -100,7 +100,7 @@ class ModelManager:
         self.configure(configs)
 
     def configure(self, configs: Iterable[ModelConfig]) -> None:
-        """The models from now on. What is loaded of others stays until it is told to end."""
+        """The models from now on. What is loaded of others stays until it is unloaded."""
         before, self._configs = self._configs, share_cores(list(configs), len(os.sched_getaffinity(0)))
         for model in list(self._sizes):
             former, config = before.get(model), self._configs.get(model)
@@ -158,7 +158,7 @@ class ModelManager:
                 return current, size
 
     async def _size_telling(self, config: ModelConfig) -> ModelSize:
-        """Its size; a download tells how far it is."""
+        """Its size; a download reports its progress."""
         model = config.id
 
         def tell(fraction: float) -> None:

@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """A tensor as a header tells of it; `stored_bytes` in the file."""
+    """A tensor as a header describes it; `stored_bytes` in the file."""
 
     name: str
     dtype: str

@@ -1,4 +1,4 @@
-"""What this worker serves: the configured models, its devices, and what it tells about both."""
+"""What this worker serves: the configured models, its devices, and what it reports about both."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Serving:
         self.remembered = remembered or open_estimates(settings.worker.data_dir)
         self._flow: Flow
         self.on_change: Callable[[], None] = lambda: None
-        """Called when the facts of a model are told, which is when they change."""
+        """Called when the facts of a model have changed."""
 
     def connect(self, flow: Flow) -> None:
         """The flow decides what is loaded of these models; it hears of them here."""

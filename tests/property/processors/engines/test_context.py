@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.processors.earlier_messages import (
+    MESSAGE_CHARS,
+    EarlierMessages,
+    Message,
+    Summary,
+    chars_of,
+    turn_begins,
+    whole_turns,
+)
 from penstock.processors.engines.context import SUMMARY_IS, Context, build_context, recent_past
-from penstock.processors.past import MESSAGE_CHARS, Message, Past, Summary, chars_of, turn_begins, whole_turns
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ContextHeld, ContextLimits
@@ -41,7 +49,7 @@ def chars(some: Sequence[Message]) -> int:
 
 
 def built(
-    past: Past | None,
+    past: EarlierMessages | None,
     new: Sequence[Message],
     window: int,
     output: int = 0,
@@ -103,13 +111,13 @@ def test_the_newest_turns_that_fit(
 
     if count(prompt(0)) > budget:
         with pytest.raises(ContextLengthExceeded) as caught:
-            built(Past(messages=history), new, window, output, limits)
+            built(EarlierMessages(messages=history), new, window, output, limits)
         need, capacity = count(prompt(0)), budget
         if need + output > window:  # then it is the model's window, not the caller's own limit
             need, capacity = need + output, window
         assert caught.value.details == {"need": need, "capacity": max(0, capacity), "unit": "tokens"}
         return
-    context = built(Past(messages=history), new, window, output, limits)
+    context = built(EarlierMessages(messages=history), new, window, output, limits)
     kept = max(n for n in range(most + 1) if count(prompt(n)) <= budget)
     assert context.messages == prompt(kept)
     assert context.prompt_tokens == count(context.messages) <= budget
@@ -153,7 +161,7 @@ def test_a_summary_stands_for_what_does_not_fit(
     omitted_chars = omitted * FAR_CHARS
     summed_chars = 0 if summary is None else min(omitted, summary.turns) * FAR_CHARS
     omissions = {"omitted_turns": omitted, "omitted_chars": omitted_chars, "omitted_summed_chars": summed_chars}
-    past = Past(messages=history, summary=summary, **omissions)
+    past = EarlierMessages(messages=history, summary=summary, **omissions)
 
     def best(head: list[Message], most: int) -> tuple[list[Message], int] | None:
         prompts = [[*head, *(m for turn in turns[len(turns) - n :] for m in turn), *fresh] for n in range(most + 1)]
@@ -203,7 +211,9 @@ def test_a_turn_is_whole_once_the_next_begins(history: list[Message], cut: int) 
 def test_a_past_that_is_cut_for_an_engine_is_known_to_be_cut() -> None:
     """Nobody may take what was handed on for all there is: the summary stands for what was left out."""
     summary = Summary(text="long ago", through=9, turns=4)
-    past = recent_past(Past(messages=conversation(6, (10,)), summary=summary), chars=2 * (10 + MESSAGE_CHARS) * 3)
+    past = recent_past(
+        EarlierMessages(messages=conversation(6, (10,)), summary=summary), chars=2 * (10 + MESSAGE_CHARS) * 3
+    )
     assert (len(past.messages), past.omitted_turns) == (6, 3)
     context = built(past, NOW, 10_000, 1)
     held = ContextHeld(turns=3, summarized_turns=3, dropped_turns=0, summary_through=9, dropped_tokens=0)
@@ -216,11 +226,11 @@ def test_what_was_dropped_is_the_same_whether_a_past_was_cut_or_not(
     history: list[Message], new: list[Message], room: int, cut: int, summary: Summary | None
 ) -> None:
     """As long as what fits was left, the engine says the same of a past as the worker, which has all of it."""
-    whole = Past(messages=history, summary=summary)
+    whole = EarlierMessages(messages=history, summary=summary)
     part = recent_past(recent_past(whole, chars=cut + 100), chars=cut)
     limits = ContextLimits(last_turns=min(1, len(turn_begins(part.messages))))
 
-    def held(past: Past) -> ContextHeld | None:
+    def held(past: EarlierMessages) -> ContextHeld | None:
         try:
             return built(past, new, room, limits=limits).held
         except ContextLengthExceeded:
@@ -236,7 +246,7 @@ def test_what_was_dropped_is_the_same_whether_a_past_was_cut_or_not(
 @pytest.mark.parametrize("length", [10, 1_000])
 def test_what_was_dropped_is_foretold_by_the_density_of_the_prompt(length: int) -> None:
     history = conversation(50, (length,))
-    held = built(Past(messages=history), NOW, 100_000, 1, ContextLimits(last_turns=5)).held
+    held = built(EarlierMessages(messages=history), NOW, 100_000, 1, ContextLimits(last_turns=5)).held
     assert (held.dropped_turns, held.dropped_tokens) == (45, pytest.approx(count(history[:-10]), rel=0.05))
 
 
@@ -285,7 +295,7 @@ def test_ordinary_histories_are_cut_as_before(
     _, turns = split_turns(history)
     most = min(most, len(turns))
     try:
-        context = built(Past(messages=history), new, budget, limits=ContextLimits(last_turns=most))
+        context = built(EarlierMessages(messages=history), new, budget, limits=ContextLimits(last_turns=most))
     except ContextLengthExceeded:
         return
     assert len(turns) - context.held.dropped_turns == reference_kept(history, new, budget, most)
@@ -309,7 +319,7 @@ def test_the_cost_follows_the_window_whatever_the_texts_are(
     sizes: list[int], rates: tuple[float, ...], window: int
 ) -> None:
     counter = Counter(rates)
-    context = built(Past(messages=conversation(5000, sizes)), NOW, window, 64, count=counter)
+    context = built(EarlierMessages(messages=conversation(5000, sizes)), NOW, window, 64, count=counter)
     one_more = conversation(5000, sizes)[2 * (context.held.dropped_turns - 1) :]
     assert context.held.dropped_turns > 0
     assert context.prompt_tokens <= window - 64 < Counter(rates)([*one_more, *NOW])
@@ -322,7 +332,7 @@ def test_the_cost_follows_the_window_whatever_the_texts_are(
 def test_five_thousand_turns_cost_like_fifty(rate: float) -> None:
     costs = [Counter((rate, rate * 0.9, rate * 1.1)) for _ in range(2)]
     for counter, turns in zip(costs, (50, 5000), strict=True):
-        built(Past(messages=conversation(turns, (120, 480, 60, 900, 240))), NOW, 2048, 256, count=counter)
+        built(EarlierMessages(messages=conversation(turns, (120, 480, 60, 900, 240))), NOW, 2048, 256, count=counter)
     assert costs[1].tokens == costs[0].tokens
     assert costs[1].calls == costs[0].calls <= 7
     assert costs[1].tokens <= 6 * 2048
@@ -330,7 +340,7 @@ def test_five_thousand_turns_cost_like_fifty(rate: float) -> None:
 
 @given(history=HISTORY, chars=st.integers(0, 600))
 def test_the_recent_history_is_the_newest_system_message_and_whole_turns(history: list[Message], chars: int) -> None:
-    past = recent_past(Past(messages=history), chars=chars)
+    past = recent_past(EarlierMessages(messages=history), chars=chars)
     recent, omitted = list(past.messages), past.omitted_turns
     old_system, turns = split_turns(history)
     if omitted == 0:

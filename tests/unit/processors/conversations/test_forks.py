@@ -21,7 +21,7 @@ from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import head_of, id_of
 from penstock.processors.conversations.messages import as_summary
 from penstock.processors.conversations.turns import Turns, TurnStart
-from penstock.processors.past import chars_of
+from penstock.processors.earlier_messages import chars_of
 from penstock.schemas.errors import Cancelled, Conflict
 from penstock.schemas.records import ConversationFork, ConversationMessage, InferenceRequest
 

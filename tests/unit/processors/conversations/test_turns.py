@@ -16,7 +16,7 @@ import pytest
 from kit.worker_turns import Holds, MemoryLog, answer, contents, mine, picture, request, take, turn, turns_of
 from penstock.processors.conversations.messages import as_summary, input_messages
 from penstock.processors.conversations.turns import LostOwnership, ToSumUp, Turns
-from penstock.processors.past import Past, Summary
+from penstock.processors.earlier_messages import EarlierMessages, Summary
 from penstock.schemas.errors import BrokerUnavailable, Cancelled, Conflict
 from penstock.schemas.records import ConversationMessage, InferenceRequest
 from support import wait_until_async
@@ -459,7 +459,7 @@ async def two_turns(turns: Turns) -> None:
     await turn(turns, request("r2", "b"), "B")
 
 
-async def past_of(turns: Turns) -> Past:
+async def past_of(turns: Turns) -> EarlierMessages:
     return (await turns.read(request("reader", "?"), mine)).past
 
 

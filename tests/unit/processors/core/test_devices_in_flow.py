@@ -315,8 +315,8 @@ def test_the_first_that_waits_for_memory_is_refused_when_its_model_has_grown_too
         work.memory_bytes = need_gb * GB
         world.pass_steps(0.5)
     assert not world.running
-    (head,) = world.flow.run_memory.heads.values()
-    assert head.work.request_id == "large"
+    (waiter,) = world.flow.run_memory.waiters.values()
+    assert waiter.work.request_id == "large"
     world.flow.measurements.observed({"sim0": (70 * GB, 40 * GB)}, world.now, {("m", 0): {"sim0": 40 * GB}})
     world.pass_steps(1.0)
     assert world.status_of("large") == "failed"

@@ -115,7 +115,7 @@ def test_a_large_one_that_is_cancelled_gives_back_what_was_kept_for_it_at_once(w
     assert (world.flow.ledger.reservation("sim", world.now) is not None) == kept
     world.cancel("large")
     assert world.flow.ledger.reservation("sim", world.now) is None
-    assert not world.flow.run_memory.heads
+    assert not world.flow.run_memory.waiters
     assert world.small_runs() == 3, "they start in the same moment"
     world.go_on(20.0)
     assert world.small_runs() == 3

@@ -451,7 +451,7 @@ def test_health_turns_bad_when_work_waits_and_memory_is_free(monkeypatch: pytest
     assert world.flow.watch.idle_in_spite_of_work(world.now) == 0.0, "it loads"
     world.flow.lane("a").replicas.clear()  # a fault of ours: the load was forgotten
     world.flow.lane("a").sizing = False
-    monkeypatch.setattr(world.flow.placing, "plan", world.flow.agenda.planning)
+    monkeypatch.setattr(world.flow.placing, "plan", world.flow.dirty.planning)
     world.pass_steps(5.0)
     assert world.flow.watch.idle_in_spite_of_work(world.now) > 3.0
 

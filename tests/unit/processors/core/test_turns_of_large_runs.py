@@ -26,9 +26,9 @@ def test_the_run_with_which_a_model_waits_stands_for_all_that_wait_for_it() -> N
     medium = world.submit("medium", model="a", requirements=LARGE)
     world.pass_steps(0.5)
     assert medium is not None
-    (head,) = world.flow.run_memory.heads.values()
-    assert head.work is low, "it is the turn of what has waited long"
-    assert (head.klass, head.oldest) == ("medium", medium.arrived_at)
+    (waiter,) = world.flow.run_memory.waiters.values()
+    assert waiter.work is low, "it is the turn of what has waited long"
+    assert (waiter.klass, waiter.oldest) == ("medium", medium.arrived_at)
     world.finish("b1")
     world.pass_steps(10.0)
     assert world.started[-1] == "low"
@@ -61,7 +61,7 @@ def test_a_model_that_was_loaded_runs_something_before_others_get_memory() -> No
     assert world.slow_loads == [("b", 0)]
     world.pass_steps(1.0)
     assert not world.running
-    assert [head.work.lane for head in world.flow.run_memory.heads.values()] == ["a"]
+    assert [waiter.work.lane for waiter in world.flow.run_memory.waiters.values()] == ["a"]
     world.loaded("b", 0)
     world.pass_steps(1.0)
     assert set(world.running) == {"b0"}
@@ -86,10 +86,12 @@ def test_the_oldest_of_those_that_wait_for_memory_is_the_first_to_get_it() -> No
     world.pass_steps(1.0)
     world.submit("young", model="a", requirements=needs)
     world.pass_steps(1.0)
-    assert [head.work.request_id for head in world.flow.run_memory.heads.values()] == ["young"]
+    assert [waiter.work.request_id for waiter in world.flow.run_memory.waiters.values()] == ["young"]
     world.flow.orders.pause("model", "b", False)
     world.pass_steps(6.0)
-    assert [head.work.request_id for head in world.flow.run_memory.heads.values()] == ["old"], "room is kept for it"
+    assert [waiter.work.request_id for waiter in world.flow.run_memory.waiters.values()] == ["old"], (
+        "room is kept for it"
+    )
     world.finish("runs")
     assert set(world.running) == {"old"}
     world.finish("old")

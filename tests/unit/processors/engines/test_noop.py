@@ -9,9 +9,9 @@ import pytest
 
 from kit.engines import Sink, run, start
 from kit.refusals import refused
+from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.engines.base import EngineState, Finished, RunSpec
 from penstock.processors.engines.noop import NoopEngine
-from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed
 from penstock.schemas.records import ContextLimits
 from support import wait_until_async
@@ -51,7 +51,7 @@ async def test_echo_answers_with_the_context_it_was_given() -> None:
     history = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "answer"}] * 2
     new = [{"role": "user", "content": "new"}]
     _, found = await run(
-        engine, spec(messages=new, history=Past(messages=history), context=ContextLimits(last_turns=1))
+        engine, spec(messages=new, history=EarlierMessages(messages=history), context=ContextLimits(last_turns=1))
     )
     assert json.loads(found.output["text"]) == [*history[:2], *new]
     _, found = await run(engine, spec(2, prompt="a\ud800"))

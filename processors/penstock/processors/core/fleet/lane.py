@@ -15,7 +15,7 @@ from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
 from penstock.schemas.topics import CLASSES
 
 MAX_LOAD_FAILURES = 3
-"""So often a load may fail in a row before those who wait for it are told; then each further failure tells them."""
+"""Loads that may fail in a row before requests that wait for the model fail; after these each failure fails them."""
 QUIET_DEATHS = 16
 """So many deaths in a row are followed by a restart at once: finding the culprit among many takes some."""
 UNSERVED = ""
@@ -155,7 +155,7 @@ class Lane:
 
     @property
     def state(self) -> str:
-        """Of the model, as the world is told: that of its best replica."""
+        """The model's state as reports publish it: that of its best replica."""
         states = {one.state for one in self.replicas.values()}
         for state in (ReplicaState.READY, ReplicaState.LOADING, ReplicaState.DRAINING, ReplicaState.UNLOADING):
             if state in states:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Load, Size, Unload
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
@@ -18,7 +18,7 @@ class Lifecycle:
 
     _lanes: Lanes
     _grants: Grants
-    _agenda: Agenda
+    _dirty: DirtySet
     _emit: Callable[[Effect], None]
     evictions: int = field(init=False, default=0)
     """Replicas that were given up for another model, in all."""
@@ -45,7 +45,7 @@ class Lifecycle:
         lane.count_ready()
         for work in list(replica.ahead):
             self._grants.take_from_its_replica(lane, work)
-        self._agenda.look_at(lane)
+        self._dirty.look_at(lane)
 
     def end_ordered(self, lane: Lane) -> None:
         """Replicas that orders want ended take no run from now on. Planning unloads those that are drained.
@@ -69,8 +69,8 @@ class Lifecycle:
         replica.state, replica.reason, replica.ending_for = ReplicaState.READY, None, None
         self._one_for_suspects(lane, replica)
         lane.count_ready()
-        self._agenda.plan_soon()
-        self._agenda.look_at(lane)
+        self._dirty.plan_soon()
+        self._dirty.look_at(lane)
         return True
 
     def _one_for_suspects(self, lane: Lane, back: Replica) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet.estimates import Estimates
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import Ledger
@@ -23,7 +23,7 @@ class Measurements:
     _estimates: Estimates
     _lanes: Lanes
     _memory: DeviceMemory
-    _agenda: Agenda
+    _dirty: DirtySet
 
     def observed(
         self,
@@ -48,7 +48,7 @@ class Measurements:
                     self._measured(replica, measured_bytes, (peaks or {}).get((model, number), 0), now)
                 elif device in replica.devices and replica.grant is not None:
                     self._ledger.measure(replica.grant, device, max(0, measured_bytes - held_by_runs(replica)))
-        self._agenda.plan_soon()
+        self._dirty.plan_soon()
 
     def unread(self, devices: Iterable[str]) -> None:
         """They could not be measured: nothing more is granted on them until they are."""
@@ -122,7 +122,7 @@ class Measurements:
         kind, needs = self._memory.kind_of(replica), lane.needs
         if kind is not None and needs is not None and not needs.exact:
             self._estimates.raise_after_oom(self._memory.key_of(lane, kind), needs.shape, replica.booked_bytes)
-            self._agenda.plan_soon()
+            self._dirty.plan_soon()
 
     def settled(self, replica: Replica, now: float) -> None:
         """It is loaded: the main memory that its weights passed through comes back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet.estimates import EstimateKey, Estimates
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
@@ -23,7 +23,7 @@ class DeviceMemory:
     _estimates: Estimates
     _lanes: Lanes
     _runs: RunMemory
-    _agenda: Agenda
+    _dirty: DirtySet
 
     # -- what fits
 
@@ -75,7 +75,7 @@ class DeviceMemory:
         if grant is not None:
             self._ledger.release(grant)
             self.is_back()  # runs that wait for it are looked at before placement gives it to a load
-        self._agenda.plan_soon()
+        self._dirty.plan_soon()
 
     def booked(self, lane: Lane) -> int:
         """What one engine of the model is granted: its estimate with a margin, or what was measured of others."""
@@ -112,10 +112,10 @@ class DeviceMemory:
 
     def is_back(self) -> None:
         """Others may wait for it: placement is asked at once when they do, for each run that ends it would be dear."""
-        if self._runs.heads:
-            self._agenda.plan_soon()
+        if self._runs.waiters:
+            self._dirty.plan_soon()
         for lane in self._lanes.values():
             if lane.short:
-                self._agenda.plan_soon()
+                self._dirty.plan_soon()
             if lane.run_wants:
-                self._agenda.look_at(lane)
+                self._dirty.look_at(lane)

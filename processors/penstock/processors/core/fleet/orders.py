@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.residents import ModelSpec
@@ -24,7 +24,7 @@ class Orders:
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _lifecycle: Lifecycle
-    _agenda: Agenda
+    _dirty: DirtySet
 
     def configure(self, models: Mapping[str, ModelSpec], now: float) -> None:
         """The models that are served from now on; those that are not named any more are unloaded, and take no more."""
@@ -45,15 +45,15 @@ class Orders:
             if lane.name not in models and lane.served:
                 lane.served, lane.wanted = False, False
                 self._lifecycle.end_ordered(lane)
-        self._agenda.look_at_all(self._lanes.values())
-        self._agenda.plan_soon()
+        self._dirty.look_at_all(self._lanes.values())
+        self._dirty.plan_soon()
 
     def want(self, name: str) -> None:
         """Load the model when there is room for it, whether somebody waits for it or not."""
         lane = self._lanes[name]
         lane.wanted = True
-        self._agenda.plan_soon()
-        self._agenda.look_at(lane)
+        self._dirty.plan_soon()
+        self._dirty.look_at(lane)
 
     def desire(self, model: str, loaded: bool | None, pinned: bool | None, unload_revision: int | None = None) -> None:
         """What an operator wants: loaded, or unloaded until somebody asks for it; pinned or not. None: no matter.
@@ -74,8 +74,8 @@ class Orders:
             lane.wanted = False
         self._take_back(lane, all_drains=loaded is True)
         self._lifecycle.end_ordered(lane)
-        self._agenda.plan_soon()
-        self._agenda.look_at(lane)
+        self._dirty.plan_soon()
+        self._dirty.look_at(lane)
 
     def _take_back(self, lane: Lane, *, all_drains: bool = False) -> None:
         """Replicas that were drained by an order which does not hold any more take runs again."""
@@ -92,8 +92,8 @@ class Orders:
             self._scheduler.fronts.paused = others | {name} if paused else others
         else:
             raise ValueError(f"neither a model nor a class: {kind} {name}")
-        self._agenda.look_at_all(self._lanes.values())
-        self._agenda.plan_soon()
+        self._dirty.look_at_all(self._lanes.values())
+        self._dirty.plan_soon()
 
     def paused(self) -> list[str]:
         """Classes and models of which nothing new starts."""

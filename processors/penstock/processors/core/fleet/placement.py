@@ -194,7 +194,7 @@ class _Round:
         return True
 
     def _contest(self, plan: Plan, want: Want) -> None:
-        """Room is being made here for it: it is its own, also when those who held it are gone and no view tells why."""
+        """Room is being made here for it: it is its own, also when those who held it are gone and no view says why."""
         self._space.claim(plan, want.view.model, contest=True)
         self._decisions.extend(
             Reserve(model=want.view.model, device=device, bytes=need, until=NEVER)

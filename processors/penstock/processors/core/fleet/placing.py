@@ -6,17 +6,17 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet import views as plan
-from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import UNSERVED, Lane, Lanes, RunWant
 from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.memory_waiters import MemoryWaiters
 from penstock.processors.core.fleet.placement import decide
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
-from penstock.processors.core.fleet.run_memory import Head, RunMemory, run_bytes
+from penstock.processors.core.fleet.run_memory import MemoryWaiter, RunMemory, run_bytes
 from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.scheduler import Scheduler
@@ -28,7 +28,7 @@ from penstock.processors.core.requests.work import Work
 from penstock.processors.core.starting import Starter
 
 TOLD_WAITING = 64
-"""So many of those who wait for a model are told what they wait for."""
+"""Of the requests that wait for a model, so many get a status with the reason."""
 
 
 @dataclass(eq=False)
@@ -44,12 +44,12 @@ class Placing:
     _grants: Grants
     _runs: RunMemory
     _statuses: Statuses
-    _heads: MemoryHeads
+    _waiters: MemoryWaiters
     _views: Views
     _failures: LaneFailures
     _endings: Endings
     _lifecycle: Lifecycle
-    _agenda: Agenda
+    _dirty: DirtySet
     _settings: plan.PlacementSettings
 
     # -- one model
@@ -64,10 +64,10 @@ class Placing:
         if lane.ready:
             lane.asked_for = False
             self._starter.fill(lane, now)
-            if self._runs.head_left:
-                self._agenda.plan_soon()
+            if self._runs.waiter_left:
+                self._dirty.plan_soon()
             elif lane.run_wants:
-                self._agenda.plan_later(now)
+                self._dirty.plan_later(now)
             return
         waited_for = lane.name in self._scheduler.fronts.lanes()
         if not (waited_for or lane.wanted):
@@ -81,9 +81,9 @@ class Placing:
         elif lane.size_due:
             self._lifecycle.size(lane, now)
         elif waited_for and not lane.asked_for:
-            self._agenda.plan_soon()
+            self._dirty.plan_soon()
         else:
-            self._agenda.plan_later(now)
+            self._dirty.plan_later(now)
         lane.asked_for = waited_for
         if waited_for:
             status = "waiting_for_memory" if lane.short else "loading_model"
@@ -99,13 +99,13 @@ class Placing:
 
     def plan(self, now: float) -> None:
         """Ask placement what to do, and do it."""
-        self._agenda.planning(now)
-        for want in list(self._heads.misplaced(now)):
+        self._dirty.planning(now)
+        for want in list(self._waiters.misplaced(now)):
             self._put_elsewhere(want, now)
-        self._heads.choose(now)
-        heads = {head.owner: head for head in self._runs.heads.values()}
-        self._undo_needless_drains(heads)
-        self._cancel_needless_reservations(heads)
+        self._waiters.choose(now)
+        waiters = {waiter.owner: waiter for waiter in self._runs.waiters.values()}
+        self._undo_needless_drains(waiters)
+        self._cancel_needless_reservations(waiters)
         models: list[plan.ModelView] = []
         for lane in self._lanes.values():
             if lane.needs is not None:  # its replicas hold memory also while it is to be sized again
@@ -113,7 +113,7 @@ class Placing:
             if lane.size_due and lane.spec.devices and self._is_wanted(lane):
                 self._lifecycle.size(lane, now)
             self._lifecycle.plan_weightless(lane, now)
-        models += self._heads.views()
+        models += self._waiters.views()
         replicas = [
             self._views.replica(lane, replica)
             for lane in self._lanes.values()
@@ -122,7 +122,7 @@ class Placing:
             if replica.device is not None
         ]
         for decision in decide(now, models, replicas, self._ledger, self._settings):
-            self._carry_out(decision, heads, now)
+            self._carry_out(decision, waiters, now)
         for lane in self._lanes.values():
             lane.short = bool(
                 lane.needs is not None
@@ -158,45 +158,49 @@ class Placing:
             if work.run is not None:
                 self._grants.take_from_its_replica(lane, work)
             self._endings.end_waiting(work, "lane_failed", error, now)
-        self._agenda.look_at(lane)
+        self._dirty.look_at(lane)
 
-    def _undo_needless_drains(self, heads: Mapping[str, Head]) -> None:
+    def _undo_needless_drains(self, waiters: Mapping[str, MemoryWaiter]) -> None:
         """Nobody waits for the room of what is being drained any more."""
         for lane in self._lanes.values():
             for replica in list(lane.replicas.values()):
                 owner = replica.ending_for
-                if replica.state is ReplicaState.DRAINING and owner is not None and not self._still_wants(owner, heads):
+                if (
+                    replica.state is ReplicaState.DRAINING
+                    and owner is not None
+                    and not self._still_wants(owner, waiters)
+                ):
                     self._lifecycle.undo_drain(lane.name, replica.number)
 
-    def _cancel_needless_reservations(self, heads: Mapping[str, Head]) -> None:
-        for owner in [owner for owner in self._heads.reserved_for if not self._still_wants(owner, heads)]:
-            self._heads.reserved_for.discard(owner)
+    def _cancel_needless_reservations(self, waiters: Mapping[str, MemoryWaiter]) -> None:
+        for owner in [owner for owner in self._waiters.reserved_for if not self._still_wants(owner, waiters)]:
+            self._waiters.reserved_for.discard(owner)
             self._ledger.cancel_reservations(owner)
 
-    def _still_wants(self, owner: str, heads: Mapping[str, Head]) -> bool:
-        """Whether a model, or the run that is a device's head, still waits for memory.
+    def _still_wants(self, owner: str, waiters: Mapping[str, MemoryWaiter]) -> bool:
+        """Whether a model, or the run that room is made for, still waits for memory.
 
         It must agree with placement, or room is made for it and given back at one instant. A paused model is loaded
         if it is pinned or ordered, though nothing of it starts.
         """
         lane = self._lanes.get(owner)
         if lane is None:
-            return owner in heads
+            return owner in waiters
         if lane.ready or lane.loading:
             return False
         return lane.is_pinned or lane.desired is True if lane.paused else self._is_wanted(lane)
 
     def _is_wanted(self, lane: Lane) -> bool:
-        return lane.is_pinned or lane.wanted or lane.desired is True or self._heads.demand(lane).counts != {}
+        return lane.is_pinned or lane.wanted or lane.desired is True or self._waiters.demand(lane).counts != {}
 
-    def _carry_out(self, decision: plan.Decision, heads: Mapping[str, Head], now: float) -> None:
-        head = heads.get(decision.model)
+    def _carry_out(self, decision: plan.Decision, waiters: Mapping[str, MemoryWaiter], now: float) -> None:
+        waiter = waiters.get(decision.model)
         if isinstance(decision, plan.Reserve):
             if self._ledger.reserve(decision.device, decision.bytes, decision.model, decision.until, now):
-                self._heads.reserved_for.add(decision.model)
+                self._waiters.reserved_for.add(decision.model)
             return
-        if head is not None:
-            self._agenda.look_at(self._lanes[head.replica.model])  # the memory of its run is free
+        if waiter is not None:
+            self._dirty.look_at(self._lanes[waiter.replica.model])  # the memory of its run is free
             return
         lane = self._lanes[decision.model]
         if isinstance(decision, plan.Load):

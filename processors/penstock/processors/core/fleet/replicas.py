@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.alone import AloneClaim
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import OutOfMemory
@@ -37,7 +37,7 @@ class Replicas:
     _forecast: Forecast
     _attempts: Attempts
     _failures: LaneFailures
-    _agenda: Agenda
+    _dirty: DirtySet
     _memory_error: Callable[[int, int], None] | None
 
     def sized(self, model: str, needs: Needs, now: float) -> None:
@@ -49,8 +49,8 @@ class Replicas:
         lane.never_fits = self._memory.cannot_ever(lane, needs.load_bytes + needs.run_bytes)
         if lane.never_fits is not None:
             self._failures.load_is_hopeless(lane, lane.never_fits)
-        self._agenda.plan_soon()
-        self._agenda.look_at(lane)
+        self._dirty.plan_soon()
+        self._dirty.look_at(lane)
 
     def size_failed(self, model: str, error: BaseException, now: float) -> None:
         """How much it takes could not be found out: that counts as a load that failed."""
@@ -61,15 +61,15 @@ class Replicas:
         known = lane.load_failed(error, now)
         if known is not None:
             self._failures.load_is_hopeless(lane, known)
-        self._agenda.plan_soon()
-        self._agenda.look_at(lane)
+        self._dirty.plan_soon()
+        self._dirty.look_at(lane)
 
     def _sized_another(self, lane: Lane) -> bool:
         """Whether its entry was replaced while the former one was sized: that says nothing of this one."""
         if not lane.sizing or lane.sizing_of == lane.spec.made_of:
             return False
         lane.sizing, lane.size_due = False, True
-        self._agenda.plan_soon()
+        self._dirty.plan_soon()
         return True
 
     def up(
@@ -102,8 +102,8 @@ class Replicas:
         self._measurements.settled(replica, now)
         if measured_bytes is not None:
             self._measurements.warmed_up(lane, replica, measured_bytes, peak_bytes, now)
-        self._agenda.plan_soon()
-        self._agenda.look_at(lane)
+        self._dirty.plan_soon()
+        self._dirty.look_at(lane)
 
     def down(self, model: str, number: int, now: float) -> None:
         """A replica's engine died. What ran on it runs again; who killed it is found by halves."""
@@ -154,7 +154,7 @@ class Replicas:
             self._memory_error(replica.peak_bytes, replica.booked_bytes)
         self._memory.release(replica)
         self._unset_alone(lane.name)
-        self._agenda.look_at(lane)
+        self._dirty.look_at(lane)
 
     def limits(self, model: str, number: int, slots: int, now: float) -> None:
         """A replica's engine runs so many at once from now on. What is on it in excess may end."""
@@ -162,7 +162,7 @@ class Replicas:
         replica = lane.replicas.get(number)
         if replica is not None:
             replica.slots = slots
-            self._agenda.look_at(lane)
+            self._dirty.look_at(lane)
 
     def busy(self, model: str, number: int, seconds: float, now: float) -> None:
         """A replica's engine takes nothing new for so long."""
@@ -185,7 +185,7 @@ class Replicas:
         if known is not None:
             self._failures.load_is_hopeless(lane, known)
         self._unset_alone(model)
-        self._agenda.look_at(lane)
+        self._dirty.look_at(lane)
 
     def _unset_alone(self, lane: str) -> None:
         holder = self._claim.holder

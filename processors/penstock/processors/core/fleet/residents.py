@@ -1,4 +1,4 @@
-"""What the flow is told of models: how each is to be served, and how much memory it takes."""
+"""What the flow knows of models: how each is to be served, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ModelSpec:
     source: str = ""
     """Its files: what was measured of them holds for another model that has the same."""
     options: str = ""
-    """What its engine is told; with others it is sized anew."""
+    """The options of its engine; when they change the model is sized again."""
 
     @property
     def made_of(self) -> tuple[object, ...]:

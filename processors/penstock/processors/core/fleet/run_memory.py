@@ -1,6 +1,6 @@
 """Memory that runs take beyond what their replica holds: how much, whether it is free, who is first to get it.
 
-Of the runs that wait for memory of a device one is its *head*: room is made and kept for that one alone. All others
+Of the runs that wait for memory of a device one is its *waiter*: room is made and kept for that one alone. All others
 wait and hold nothing. Why nobody waits for ever stands in `docs/decisions/0030`.
 """
 
@@ -16,7 +16,7 @@ from penstock.processors.core.requests.work import Work
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class MemoryWaiter:
     """The run that is first to get memory of a device. `owner`: as whom it is known to placement and reservations.
 
     `klass`, `oldest`: the most urgent class that waits for its model, and when the oldest of that came: for it the run
@@ -39,8 +39,8 @@ def run_owner(model: str) -> str:
     return f"{model} (runs)"
 
 
-def head_owner(work: Work) -> str:
-    """Whom room is kept for, when this run is a head."""
+def waiter_owner(work: Work) -> str:
+    """Whom room is kept for, when this run is the waiter of its device."""
     return f"{work.lane} (run {work.seq})"
 
 
@@ -62,13 +62,13 @@ def held_by_runs(replica: Replica) -> int:
 
 
 class RunMemory:
-    """Asked at each start. `heads`: by work, those for whom room is made; the flow chooses them."""
+    """Asked at each start. `waiters`: by work, those for whom room is made; the flow chooses them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.heads: dict[Work, Head] = {}
-        self.head_left = False
-        """A head got its memory: the flow chooses the next one."""
+        self.waiters: dict[Work, MemoryWaiter] = {}
+        self.waiter_left = False
+        """A waiter got its memory: the flow chooses the next one."""
         self._seen: set[str] = set()
 
     def walk_begins(self) -> None:
@@ -130,11 +130,11 @@ class RunMemory:
 
     def started(self, lane: Lane, work: Work) -> None:
         """It waits for no memory any more."""
-        if self.heads.pop(work, None) is not None:
-            self.head_left = True
+        if self.waiters.pop(work, None) is not None:
+            self.waiter_left = True
         for device in [device for device, want in lane.run_wants.items() if want.work is work]:
             del lane.run_wants[device]
 
     def _claimant(self, replica: Replica, work: Work) -> str:
-        head = self.heads.get(work)
-        return run_owner(replica.model) if head is None or head.device not in replica.devices else head.owner
+        waiter = self.waiters.get(work)
+        return run_owner(replica.model) if waiter is None or waiter.device not in replica.devices else waiter.owner

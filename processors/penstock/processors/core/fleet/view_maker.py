@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet import views as plan
-from penstock.processors.core.fleet.heads import MemoryHeads
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.memory_waiters import MemoryWaiters
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.run_memory import RunMemory, held_by_runs
 from penstock.processors.core.fleet.views import HOST
@@ -27,7 +27,7 @@ class Views:
     _ledger: Ledger
     _memory: DeviceMemory
     _runs: RunMemory
-    _heads: MemoryHeads
+    _waiters: MemoryWaiters
     _forecast: Forecast
 
     def model(self, lane: Lane, now: float) -> plan.ModelView:
@@ -41,7 +41,7 @@ class Views:
         fits = self.fits_now(lane, booked, now)
         up = sum(one.state in (ReplicaState.READY, ReplicaState.LOADING) for one in lane.replicas.values())
         desired = lane.desired is True or None
-        runs_wait = any(head.replica.model == lane.name for head in self._runs.heads.values())
+        runs_wait = any(waiter.replica.model == lane.name for waiter in self._runs.waiters.values())
         # A second replica gives way to a run that needs the memory; the model itself does not.
         least = 0 if spec.min_replicas < 2 or not up or runs_wait else min(spec.min_replicas, up + fits)
         return plan.ModelView(
@@ -64,7 +64,7 @@ class Views:
             broken_until=plan.NEVER if lane.size_due else lane.not_before,
             saturated_since=lane.saturated_since,
             use_rate=lane.uses.rate(now),
-            demand=plan.Demand() if lane.never_fits is not None else self._heads.demand(lane),
+            demand=plan.Demand() if lane.never_fits is not None else self._waiters.demand(lane),
         )
 
     def _through_host(self, weights_bytes: int) -> int:
@@ -106,5 +106,5 @@ class Views:
             for_model=replica.ending_for,
             run_bytes=held_by_runs(replica),
             end_reason=lane.reason_to_end(replica),
-            stands=not replica.holders and self._heads.lacks_memory(lane, replica),
+            stands=not replica.holders and self._waiters.lacks_memory(lane, replica),
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.processors.core.agenda import Agenda
-from penstock.processors.core.fleet.heads import MemoryHeads
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
+from penstock.processors.core.fleet.memory_waiters import MemoryWaiters
 from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.scheduler import Scheduler
@@ -24,9 +24,9 @@ class FleetWatch:
     _lanes: Lanes
     _memory: DeviceMemory
     _grants: Grants
-    _heads: MemoryHeads
+    _waiters: MemoryWaiters
     _views: Views
-    _agenda: Agenda
+    _dirty: DirtySet
     _idle_since: float | None = field(init=False, default=None)
     _watched_at: float = field(init=False, default=float("-inf"))
 
@@ -38,7 +38,7 @@ class FleetWatch:
                 lane.saturated_since = None
             elif lane.saturated_since is None:
                 lane.saturated_since = now
-        self._agenda.plan_later(now)
+        self._dirty.plan_later(now)
         if now - self._watched_at >= WATCH_S:
             self._watched_at = now
             self._watch_idleness(now)
@@ -53,7 +53,7 @@ class FleetWatch:
             and lane.served
             and not (lane.paused or lane.loading or lane.sizing)
             and now >= lane.not_before
-            and not self._heads.lack_memory(lane)
+            and not self._waiters.lack_memory(lane)
             and (bool(lane.ready) or lane.size_due or self._views.fits_now(lane, self._memory.booked(lane), now))
             for lane in self._lanes.values()
         )

@@ -70,7 +70,7 @@ class Forecast:
         self._models[model].load_s.add(seconds)
 
     def started(self, said_at: float | None, now: float) -> None:
-        """A request starts; `said_at` is when it was last told that it would, None if it was not told."""
+        """A request starts; `said_at` is the start time that its last status published, None if none did."""
         if said_at is not None and self._observe_error is not None:
             self._observe_error("start", now - said_at)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Generic
 
-from penstock.processors.core.queue.census import Census
 from penstock.processors.core.queue.fronts import Fronts
 from penstock.processors.core.queue.lane_queues import ItemT, LaneQueues, QueuedItem
+from penstock.processors.core.queue.queue_statistics import QueueStatistics
 from penstock.processors.core.queue.slack import Slack, SlackSettings
 from penstock.processors.core.queue.turns import Turns
 from penstock.schemas.topics import CLASSES, RANKS
@@ -43,7 +43,7 @@ class Scheduler(Generic[ItemT]):
         self._queued_items: dict[int, QueuedItem[ItemT]] = {}  # by ticket
         self._lanes: dict[str, LaneQueues[ItemT]] = {}
         self._turns: Turns[ItemT] = Turns(self._lanes)
-        self.census: Census[ItemT] = Census()
+        self.statistics: QueueStatistics[ItemT] = QueueStatistics()
         self._tickets = 0
         self._changes = 0
         self.fronts: Fronts[ItemT] = Fronts(self._lanes)
@@ -80,7 +80,7 @@ class Scheduler(Generic[ItemT]):
         lane = self._lanes.get(item.lane)
         if lane is None:
             lane = self._lanes[item.lane] = LaneQueues(self.slack.of(item.lane))
-        self.census.count(queued)
+        self.statistics.count(queued)
         lane.depths[queued.klass] += 1
         if queued.klass in lane.arrivals:
             lane.arrivals[queued.klass].add((item.arrived_at, item.ticket, queued))
@@ -109,7 +109,7 @@ class Scheduler(Generic[ItemT]):
         item = queued.item
         del self._queued_items[queued.ticket]
         item.ticket = 0
-        self.census.left(queued)
+        self.statistics.left(queued)
         lane = self._lanes[item.lane]
         lane.depths[queued.klass] -= 1
         if queued.klass in lane.arrivals and not queued.aged:

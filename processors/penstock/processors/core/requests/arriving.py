@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import Arrival, CommitGate
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Republish
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.budget import Budget
@@ -49,7 +49,7 @@ class Arrivals:
     _holdings: Holdings
     _histories: Histories
     _endings: Endings
-    _agenda: Agenda
+    _dirty: DirtySet
     _emit: Callable[[Effect], None]
 
     def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
@@ -191,7 +191,7 @@ class Arrivals:
             self._unserved.fetched(work)
             return
         self._registry.transition(work, "fetched", Stage.QUEUED)
-        self._agenda.look_at(self._lanes[work.lane])
+        self._dirty.look_at(self._lanes[work.lane])
 
     def gone(self, key: WorkKey, now: float) -> None:
         """The record of a parked request is not there any more."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Retried
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
@@ -45,7 +45,7 @@ class Attempts:
     _endings: Endings
     _retries: RetryQueue
     _histories: Histories
-    _agenda: Agenda
+    _dirty: DirtySet
     _emit: Callable[[Effect], None]
 
     def goes_on(self, subject: Subject, run_id: str, *stages: Stage) -> bool:
@@ -86,7 +86,7 @@ class Attempts:
         work.memory_bytes = memory_bytes
         work.begun = work.begun or appends  # it was looked for what its conversation has of it
         self._registry.transition(work, "prepared", Stage.READY)
-        self._agenda.look_at(lane)
+        self._dirty.look_at(lane)
 
     def answer_stands(
         self, subject: Subject, run_id: str, finished: Any, now: float, *, large: bool, output_bytes: int = 0
@@ -207,4 +207,4 @@ class Attempts:
         self._statuses.say(work, "queued", now)  # if it lasts: with what it waits for; that it runs is not so any more
         if told or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
-        self._agenda.look_at(self._lanes[work.lane])
+        self._dirty.look_at(self._lanes[work.lane])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Erase
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.scheduler import Scheduler
@@ -39,7 +39,7 @@ class Commanding:
     _endings: Endings
     _awaiting_store: AwaitingStore
     _statuses: Statuses
-    _agenda: Agenda
+    _dirty: DirtySet
     _emit: Callable[[Effect], None]
     _commands: Commands
 
@@ -121,6 +121,6 @@ class Commanding:
         if not self._scheduler.reprioritize(work, klass, priority):
             work.klass, work.priority = klass, priority
             return
-        work.position = self._scheduler.census.up_to(klass)
+        work.position = self._scheduler.statistics.up_to(klass)
         self._statuses.near_front(work, now, None)
-        self._agenda.look_at(self._lanes[work.lane])
+        self._dirty.look_at(self._lanes[work.lane])

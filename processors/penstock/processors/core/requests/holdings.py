@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import CancelRun, Effect
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
@@ -33,7 +33,7 @@ class Holdings:
     _memory: DeviceMemory
     _grants: Grants
     _runs: RunMemory
-    _agenda: Agenda
+    _dirty: DirtySet
     _emit: Callable[[Effect], None]
     rereads: Rereads
 
@@ -60,7 +60,7 @@ class Holdings:
         clear_suspicion(work)
         if work.line is not None and work.holds_line:
             self._scheduler.release_line(work.line)
-            self._agenda.look_at_all(self._lanes.values())  # the next turn may be for another model
+            self._dirty.look_at_all(self._lanes.values())  # the next turn may be for another model
 
     def stop_run(self, work: Work) -> None:
         """Its engine need not go on, and what it held comes back."""
@@ -68,7 +68,7 @@ class Holdings:
             self._emit(CancelRun(work.lane, work.run.replica, work.run.run_id))
             replica = self._lanes[work.lane].replica_of(work)
             if replica is not None:
-                replica.stopped_at = self._agenda.now
+                replica.stopped_at = self._dirty.now
         self.give_back(work)
 
     def leave_waiting(self, work: Work) -> None:
@@ -110,7 +110,7 @@ class Holdings:
         """
         queued = work.stage in IN_SCHEDULER and work.stage is not Stage.PARKED
         leaves = work.end_with is not None or work.pass_to is not None
-        if not (queued or work.stage is Stage.RETRYING) or leaves or work in self._runs.heads:
+        if not (queued or work.stage is Stage.RETRYING) or leaves or work in self._runs.waiters:
             return False
         if work.body is not None:
             self._budget.drop_body(work.klass, work.lane, work.size_bytes)
@@ -119,7 +119,7 @@ class Holdings:
             lane = self._lanes[work.lane]
             if work.run is not None:
                 self._grants.take_from_its_replica(lane, work)
-                self._agenda.look_at(lane)
+                self._dirty.look_at(lane)
             work.blocked_at = None
             self._registry.transition(work, "park", Stage.PARKED)
             lane.parked[work.klass] += 1
@@ -141,8 +141,8 @@ class Holdings:
     def give_back(self, work: Work) -> None:
         if work.lane:
             lane = self._lanes[work.lane]
-            held_memory = work in self._runs.heads or (work.run is not None and work.run.grant is not None)
+            held_memory = work in self._runs.waiters or (work.run is not None and work.run.grant is not None)
             if self._grants.leave(lane, work):
-                self._agenda.look_at(lane)
+                self._dirty.look_at(lane)
             if held_memory:
                 self._memory.is_back()

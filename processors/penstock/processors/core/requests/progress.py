@@ -1,4 +1,4 @@
-"""How far runs are, told as statuses: the first step at once, then a few a second."""
+"""Publishes the progress of runs as statuses: the first step at once, then a few a second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.processors.core.requests.statuses import status_event
 from penstock.processors.core.requests.work import Run, Work
 
 EVERY_S = 0.2
-"""No run tells more often than this."""
+"""No run publishes its progress more often than this."""
 
 
 class Steps:

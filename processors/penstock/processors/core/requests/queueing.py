@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.scheduler import Scheduler
@@ -27,7 +27,7 @@ class Queueing:
     _holdings: Holdings
     _statuses: Statuses
     _unserved: UnservedRequests
-    _agenda: Agenda
+    _dirty: DirtySet
 
     def join(self, work: Work, event: str, now: float) -> None:
         """`event`: why it comes. Its bytes stay if they are here and its class has room for them."""
@@ -43,10 +43,10 @@ class Queueing:
             work.body = None
             lane.parked[work.klass] += 1
             self._registry.transition(work, event, Stage.PARKED)
-        work.position = self._scheduler.census.up_to(work.klass)
+        work.position = self._scheduler.statistics.up_to(work.klass)
         self._scheduler.add(work)
         self._statuses.say(work, "queued", now)
         if work.unserved is None:
-            self._agenda.look_at(lane)
+            self._dirty.look_at(lane)
         else:
             self._unserved.wait(work, now)

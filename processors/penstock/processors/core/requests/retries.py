@@ -61,7 +61,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Its caller is told; running it again cannot help."""
+    """The request fails at once: running it again cannot help."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field, replace
 
-from penstock.processors.core.agenda import Agenda
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.registry import Registry
@@ -27,7 +27,7 @@ class RetryQueue:
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _statuses: Statuses
-    _agenda: Agenda
+    _dirty: DirtySet
     _settings: RetrySettings
     _queue: list[tuple[float, int, Work]] = field(init=False, default_factory=list[tuple[float, int, Work]])
 
@@ -69,7 +69,7 @@ class RetryQueue:
             lane.parked[work.klass] += 1
         self._registry.transition(work, "due", Stage.QUEUED if work.body is not None else Stage.PARKED)
         self._statuses.say(work, "queued", now)
-        self._agenda.look_at(lane)
+        self._dirty.look_at(lane)
 
     def next_due(self) -> float | None:
         """When the next retry is due."""

@@ -25,7 +25,7 @@ class RunOutput:
     _emit: Callable[[Effect], None]
 
     def goes_on_from(self, subject: Subject, run_id: str, published: PublishedPrefix) -> None:
-        """Its engine begins the run behind what earlier ones have told."""
+        """Its engine begins the run behind what earlier attempts have published."""
         work = self._registry.of_run(subject, run_id, Stage.RUNNING)
         if work is not None and work.run is not None:
             self._streams.go_on_from(work.run, published)

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.processors.core.agenda import Agenda
 from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Republish
 from penstock.processors.core.fleet.lane import UNSERVED, Lane, Lanes
 from penstock.processors.core.peers import Peers, Wanted
@@ -47,7 +47,7 @@ class UnservedRequests:
     _peers: Peers
     _holdings: Holdings
     _endings: Endings
-    _agenda: Agenda
+    _dirty: DirtySet
     _emit: Callable[[Effect], None]
     _absent_s: float
     _queue: deque[tuple[float, Work]] = field(init=False, default_factory=deque[tuple[float, Work]])
@@ -210,7 +210,7 @@ class UnservedRequests:
         """A model that fits nowhere may be changed meanwhile, or its devices."""
         if lane.served and lane.never_fits is not None and not lane.wanted:
             lane.wanted = True
-            self._agenda.look_at(lane)
+            self._dirty.look_at(lane)
 
     def _is_served_now(self, work: Work, now: float) -> bool:
         """Whether the models of this worker have changed: the request then waits for its model as others do.
@@ -235,7 +235,7 @@ class UnservedRequests:
         self._lanes[UNSERVED].parked[work.klass] -= 1
         lane.parked[work.klass] += 1
         self._scheduler.move(work, name)
-        self._agenda.look_at(lane)
+        self._dirty.look_at(lane)
         return True
 
     def next_due(self) -> float | None:

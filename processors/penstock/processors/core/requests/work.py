@@ -228,7 +228,7 @@ class Work:
     """Since when it has been the most urgent of its lane and did not fit."""
     memory_bytes: int = 0
     """What its engine said that its run takes of the device, beyond what the engine holds then."""
-    head_since: float | None = None
+    first_waiter_since: float | None = None
     """Since when it has been the first that waits for memory of its device."""
     moved_at: float | None = None
     """When it was last taken to another replica, where memory was free."""

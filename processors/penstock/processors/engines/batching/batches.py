@@ -89,7 +89,7 @@ class Batches(Generic[ItemT, ResultT]):
         """Batches that are computed, or wait for that."""
         self._moves = 0
         self._ran_out = False
-        """Memory ran out, and the worker was not told yet."""
+        """Memory ran out, and the worker does not know yet."""
         self._told = limit.size
         """The size of batches as the worker knows it."""
         self._loop = asyncio.get_running_loop()

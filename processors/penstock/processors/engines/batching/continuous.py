@@ -76,7 +76,7 @@ class BatchingLoop(ContinuousBatchingManager):
         return processor
 
     def _count_reused(self, cache: Any) -> None:
-        """Blocks of prompts stay in the cache until their room is needed; the loop tells nobody whose were found."""
+        """Blocks of prompts stay in the cache until their room is needed; the loop does not report whose were found."""
         search: Callable[[str, list[int]], int] = cache.search_prefix_match
 
         def search_and_count(request_id: str, prompt_ids: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""How models ask for tools: the forms that chat templates teach, and what a template without tools is told. Pure.
+"""How models ask for tools: the forms that chat templates teach, and what a template without tools gets. Pure.
 
 `hermes` is what Qwen, SmolLM2, Hermes and many others write; it also stands in where a template knows no tools.
 """

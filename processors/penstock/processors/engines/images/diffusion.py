@@ -130,7 +130,7 @@ class DiffusionBackend:
             self._encoders.submit(self._encode, job, [job.made[number] for number in range(len(job.seeds))])
 
     def _tell(self, event: tuple[Any, ...]) -> None:
-        """From another thread: what is told of a run that is over is dropped."""
+        """Called from another thread. Events of a run that has ended are dropped."""
         self._loop.call_soon_threadsafe(self._tell_if_running, event)
 
     def _tell_if_running(self, event: tuple[Any, ...]) -> None:

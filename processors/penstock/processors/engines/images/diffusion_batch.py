@@ -1,4 +1,4 @@
-"""One batch of images through a pipeline: steps told, previews shown, what is cancelled taken out. Needs torch."""
+"""One batch of images through a pipeline: reports steps, shows previews, removes what is cancelled. Needs torch."""
 
 from __future__ import annotations
 

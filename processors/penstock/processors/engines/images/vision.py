@@ -259,7 +259,7 @@ class VisionBackend:
     # -- on the event loop
 
     def _look(self) -> None:
-        self._will_look = False  # before looking: what comes from here on is either seen now or told anew
+        self._will_look = False  # before looking: what comes from here on is either seen now or reported again
         for row, run in list(self._runs.values()):
             ended = row.ended  # before its tokens: they are written first
             if ended or (row.is_read and len(row.made) > run.seen):

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = (0.05, 1.0)
 """How often a server that loads is asked for its health: at first, and later on."""
 TOLD_S = 5.0
-"""How often what it says while it loads is told."""
+"""Interval at which the server's output is reported while it loads."""
 CHECK_S = 5.0
 """How often its health and its memory are looked at when it is ready."""
 PROBE_TIMEOUT_S = 5.0
@@ -65,7 +65,7 @@ NOT_EXECUTABLE = 127
 
 
 class ManagedEngine(Engine):
-    """A server in a tree of processes of its own. `on_progress` is told what it says while it loads."""
+    """A server in a tree of processes of its own. `on_progress` gets the lines that it prints while it loads."""
 
     prepares_inline = True
 
@@ -236,7 +236,7 @@ class ManagedEngine(Engine):
             raise self._load_failed(f"ended with exit code {code} before it was healthy", kind)
 
     def _load_failed(self, what: str, kind: type[EngineFailed] = EngineFailed) -> EngineFailed:
-        """Callers are told no line of its log, which may name places on this machine: the worker's log has it."""
+        """No error quotes its log, which may name paths of this machine. The worker's log has it."""
         said = "" if self._process is None else self._process.last_line()
         logger.error("managed.load_failed model=%s: it %s log=%s last=%s", self.model, what, self._log, said)
         return kind(f"the server of {self.model} {what}; the worker's log says what it said")
@@ -335,7 +335,7 @@ class ManagedEngine(Engine):
 
     def run(self, spec: RunSpec, prepared: Prepared, sink: Sink) -> None:
         if self._state is EngineState.DEAD:
-            return  # `on_died` has told, or is about to
+            return  # `on_died` has reported it, or is about to
         held = self._runs[spec.run_id] = _RunSink(self, spec.run_id, sink)
         try:
             self._alive().run(spec, prepared, held)
@@ -353,7 +353,7 @@ class ManagedEngine(Engine):
         return self._remote
 
     def _drop_runs(self) -> None:
-        """Nothing more is told of them: whoever ends the engine knows, or `on_died` tells."""
+        """They end without an event: the caller ends the engine, or `on_died` reports its death."""
         for run_id in list(self._runs):
             self.cancel(run_id)
 
@@ -370,7 +370,7 @@ class ManagedEngine(Engine):
         return self._measured
 
     def peak_memory(self) -> int | None:
-        """Of what was measured: nobody tells what its server held in between."""
+        """The largest measured value: the server does not report what it held in between."""
         return self._peak
 
     def info(self) -> EngineInfo:

@@ -66,7 +66,7 @@ def read_options(model: str, source: str, options: Mapping[str, Any]) -> Managed
         grace_s=float(options.get("grace_s", 5)),
         silent_s=float(options.get("silent_s", 60)),
     )
-    values: dict[str, str] = dict.fromkeys(PLACEHOLDERS, "")  # an unknown name is told before anything is started
+    values: dict[str, str] = dict.fromkeys(PLACEHOLDERS, "")  # an unknown name is refused before anything starts
     for text in (*read.command, *read.env.values()):
         fill(model, text, values)
     return read
@@ -110,7 +110,7 @@ def fill(model: str, text: str, values: Mapping[str, str]) -> str:
 
 
 def memory_fraction(granted_bytes: int, total_bytes: int) -> str:
-    """Of a device's total, rounded down: what a server is told to take is never more than its grant.
+    """Of a device's total, rounded down: a server is never configured to take more than its grant.
 
     Of a device that is not there it is nothing.
     """

@@ -35,7 +35,7 @@ LOOK_S = 0.05
 
 
 class ServerProcess:
-    """One server with all that it starts. `on_exit` is told its exit code once, when the whole tree has ended."""
+    """One server with all that it starts. `on_exit` gets its exit code once, when the whole tree has ended."""
 
     def __init__(self, log: Path, on_exit: Callable[[int], None], *, grace_s: float) -> None:
         self.log = log
@@ -64,7 +64,7 @@ class ServerProcess:
             "-S",
             str(KEEPER),
             *arguments,
-            stdin=asyncio.subprocess.PIPE,  # its closing tells the keeper that this process has ended
+            stdin=asyncio.subprocess.PIPE,  # it closes when this process ends, and the keeper sees that
             stdout=asyncio.subprocess.DEVNULL,
             env=dict(env),
             start_new_session=True,  # signals of a terminal are for the worker

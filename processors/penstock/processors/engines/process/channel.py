@@ -54,7 +54,7 @@ class Channel:
         return channel
 
     def send(self, message: Any) -> None:
-        """Queue a value. Sending to one that is gone does nothing: `on_lost` tells."""
+        """Queue a value. Sending to one that is gone does nothing: `on_lost` reports it."""
         if self._over:
             return
         apart: list[pickle.PickleBuffer] = []

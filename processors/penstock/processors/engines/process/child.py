@@ -33,6 +33,7 @@ from typing import Any
 from penstock.common.background import BackgroundTasks
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.core.fleet.ledger import OutOfMemory
+from penstock.processors.earlier_messages import NO_EARLIER_MESSAGES
 from penstock.processors.engines.backend import (
     Backend,
     Emit,
@@ -48,7 +49,6 @@ from penstock.processors.engines.process.causes import cause_of, without_places
 from penstock.processors.engines.process.channel import Channel
 from penstock.processors.engines.process.openmp import without_openmp
 from penstock.processors.engines.process.out_of_memory import is_out_of_memory
-from penstock.processors.past import NO_PAST
 from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
 from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.texts import shortened
@@ -88,12 +88,12 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
 
 
 async def serve(sock: socket.socket, backend_name: str, source: str, options: Mapping[str, Any]) -> None:
-    """Load, then answer messages until told to stop or the worker is gone."""
+    """Load, then answer messages until the worker asks for the end or is gone."""
     handler: MessageHandler | None = None
     asyncio.get_running_loop().set_exception_handler(_on_fault)
 
     def on_message(message: Event) -> None:
-        # What is not loaded yet is only ever told to stop.
+        # The only message before it is loaded is the one to stop.
         if handler is None or not handler.handle(message):
             leave()
 
@@ -107,7 +107,7 @@ async def serve(sock: socket.socket, backend_name: str, source: str, options: Ma
         info = await in_daemon_thread(_load, backend)
         await tasks.cancel()
     except BaseException as error:
-        # What a folder lacks is said in the message; a traceback tells only of faults.
+        # The message names what a folder lacks; a traceback is logged for faults only.
         published = isinstance(error, PenstockError | OSError | ValueError)
         reason = f"{type(error).__name__}: {error}"
         logger.error("engine.load_failed source=%s error=%s", source, reason, exc_info=None if published else error)
@@ -334,7 +334,7 @@ def size_of(spec: RunSpec) -> int:
     params = spec.params
     if params.get("response_format") or params.get("tools") or params.get("logprobs") or "prompt_logprobs" in params:
         return INLINE_CHARS + 1
-    past = spec.history or NO_PAST
+    past = spec.history or NO_EARLIER_MESSAGES
     texts = [message.get("content") for message in (*past.messages, *(spec.messages or ()))]
     if past.summary is not None:
         texts.append(past.summary.text)

@@ -80,7 +80,7 @@ class EngineProcess:
         """Its exit code: it is asked to stop, and made to when it does not within the patience."""
         if self._process is None:
             return None
-        self._lost = True  # nobody needs to be told
+        self._lost = True  # nothing is to be reported
         if patience_s > 0 and self._channel is not None:
             self._channel.send(("stop",))
             await asyncio.wait([self._exit_code], timeout=patience_s)

@@ -1,4 +1,4 @@
-"""The worker's side of an engine whose model lives in a process: runs out, events in, its death noticed and told."""
+"""The worker's side of an engine whose model lives in a process: sends runs, receives events, reports its death."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class ChildEngine(Engine):
                 self._process.kill()
 
     async def stop(self) -> None:
-        """What still runs on it ends silently; who prepares on it is told EngineGone."""
+        """What still runs on it ends silently; preparations on it fail with EngineGone."""
         ready = self._state is EngineState.READY
         self._state = EngineState.STOPPED
         if self._silence is not None:

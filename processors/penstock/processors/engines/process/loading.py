@@ -10,7 +10,7 @@ CUDA_CONTEXT_BYTES = 600 * 2**20
 
 
 def dtype_name(options: Mapping[str, Any]) -> str:
-    """As told, else bfloat16 on a card and float32 on a CPU: greedy answers must not depend on who shares the batch."""
+    """As configured, else bfloat16 on a card and float32 on a CPU: greedy answers must not depend on the batch."""
     return str(options.get("dtype") or ("float32" if device_name(options) == "cpu" else "bfloat16"))
 
 

@@ -22,7 +22,7 @@ _HELD_BACK_PAGES = 2 * 32
 
 
 class Meter:
-    """For one device, as torch names it. `own` tells the own bytes of this process, `proc` is its folder."""
+    """For one device, as torch names it. `own` gives the bytes of this process alone, `proc` is its folder."""
 
     def __init__(
         self, device: str, own: Callable[[], int] = lambda: own_bytes(os.getpid()) or 0, proc: Path = _PROC

@@ -27,7 +27,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def code_option(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `from_pretrained` is told of Python code in the model's folder."""
+    """Arguments of `from_pretrained` about Python code in the model's folder."""
     return {"trust_remote_code": bool(options.get("trust_remote_code", False))}
 
 

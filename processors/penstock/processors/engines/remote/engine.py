@@ -174,7 +174,7 @@ class RemoteEngine(Engine):
             None if past is None else replace(past, messages=with_images(past.messages, spec, _as_it_is)),
             messages,
             window_tokens=self._window,
-            # Of a window that nobody told the server itself says what is too long.
+            # If the window is unknown, the server itself refuses what is too long.
             max_output_tokens=0 if self._window == DEFAULT_WINDOW else wanted,
             limits=spec.context,
             count=lambda chosen: sum(len(message["content"]) // CHARS_PER_TOKEN + 4 for message in chosen),

@@ -41,7 +41,7 @@ def can_go_on(spec: RunSpec, messages: list[Message] | None) -> bool:
         return False  # the server's own longest answer to a prompt is short, and would be counted anew
     if messages is not None and (not messages or messages[-1]["role"] == "assistant"):
         return False
-    # What a stop string may have begun in was told by a server that does not hold it back. Templates strip white space.
+    # A server that does not hold text back has sent what may begin a stop string. Templates strip white space.
     text = published.text
     whole = not published.call_chars and StopMatcher(params.get("stop") or ()).feed(text) == text
     return whole and bool(text) and not text[-1].isspace() and THOUGHTS not in text

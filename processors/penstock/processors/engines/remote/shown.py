@@ -1,4 +1,4 @@
-"""What a remote run tells its sink: text with its place."""
+"""What a remote run passes to its sink: text with its position."""
 
 from __future__ import annotations
 

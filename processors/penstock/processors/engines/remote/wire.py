@@ -157,7 +157,7 @@ class _Choice:
     reason: str | None = None
     calls: dict[int, Json] = field(default_factory=dict[int, Json])
     told: dict[int, int] = field(default_factory=dict[int, int])
-    """Of the calls that have begun, how many characters of their arguments were told."""
+    """Of the calls that have begun, how many characters of their arguments were emitted."""
     logprobs: list[Json] | None = None
     told_logprobs: int = 0
 
@@ -179,7 +179,7 @@ class Answer:
     """Collects the events of a stream. What a server says may be of any shape: what cannot be read raises."""
 
     def __init__(self, *, chat: bool, echoes: bool = False) -> None:
-        """`echoes`: the answer begins with its prompt; none of its text is told before all has come."""
+        """`echoes`: the answer begins with its prompt; none of its text is emitted before all has come."""
         self._chat = chat
         self._echoes = echoes
         self._choices: dict[int, _Choice] = {0: _Choice()}
@@ -226,7 +226,7 @@ class Answer:
         return pieces
 
     def take_logprobs(self) -> list[Json]:
-        """What is new of the first answer's log probabilities. None are told of a prompt, which come first."""
+        """What is new of the first answer's log probabilities. Those of a prompt, which come first, are left out."""
         choice = self._choices[0]
         if choice.logprobs is None or self._echoes:
             return []
@@ -287,7 +287,7 @@ def _with_id(call: Json) -> Json:
 
 
 def _add_call(calls: dict[int, Json], number: int, said: Json) -> None:
-    """The first id and name that come are its own: they may have been told already."""
+    """The first id and name that come are its own: they may have been emitted already."""
     call = calls.setdefault(number, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     function, new = call["function"], said.get("function") or {}
     call["id"] = call["id"] or encodable(said.get("id") or "")

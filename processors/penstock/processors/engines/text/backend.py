@@ -253,7 +253,7 @@ class TextBackend:
         return prepared, replace(prompt, published=published)
 
     def _goes_on(self, spec: RunSpec, prompt: Prompt) -> bool:
-        """Whether the tokens that were told make here what was told. It is tried with a run that is thrown away.
+        """Whether the published tokens decode here to the published text. A run that is thrown away tries it.
 
         Of several answers the others are on no log.
         """
@@ -462,7 +462,7 @@ class TextBackend:
         if self._next_look is not None:
             self._next_look.cancel()
             self._next_look = None
-        self._will_look = False  # before looking: what comes from here on is either seen now or told anew
+        self._will_look = False  # before looking: what comes from here on is either seen now or reported again
         if self._take_outputs() + self._take_tokens():
             self._will_look = True
             self._next_look = self._loop.call_later(LOOK_EVERY_S, self._look)

@@ -27,9 +27,9 @@ class TextBatch:
         self._in_loop: dict[str, None] = {}
         self._waiting: deque[str] = deque()
         self.ran_out = False
-        """Memory ran out, and the worker was not told yet."""
+        """Memory ran out, and the worker does not know yet."""
         self.changed = False
-        """The limit is another, and the worker was not told yet."""
+        """The limit has changed, and the worker does not know yet."""
 
     @property
     def slots(self) -> int:

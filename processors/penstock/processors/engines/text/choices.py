@@ -1,4 +1,4 @@
-"""Several answers of one request: a run for each, told as one. The first streams; the others come with the outcome."""
+"""Several answers of one request: a run for each, one outcome. The first streams; the others come with the outcome."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.processors.engines.base import Finished, usage_of
 
 
 class Choices:
-    """The runs of one request. Give each of them `emit_of(index)`; the last one that finishes tells the outcome."""
+    """The runs of one request. Give each of them `emit_of(index)`; the last one that finishes emits the outcome."""
 
     def __init__(self, run_id: str, answers: int, emit: Emit) -> None:
         self.run_id = run_id
@@ -20,7 +20,7 @@ class Choices:
         self._finished: dict[int, Finished] = {}
 
     def emit_of(self, index: int) -> Emit:
-        """Where the run of one answer tells what it makes."""
+        """The sink for the run of one answer."""
 
         def emit(event: Event) -> None:
             match event:

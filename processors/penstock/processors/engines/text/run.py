@@ -76,13 +76,13 @@ class TextRun:
         return self._matcher.stopped
 
     def rewind(self) -> None:
-        """The loop has lost it: what was told stands, the rest is made anew."""
+        """The loop has lost it: what was emitted stays, the rest is generated again."""
         self.before = list(self._ids)
         if self.control is not None:
             self.control.go_on_behind(len(self.before))
 
     def go_on_from(self, published: PublishedPrefix) -> bool:
-        """Begin behind what an earlier run has told, and tell the rest that its tokens make here.
+        """Begin behind the published prefix of an earlier run, and emit the rest that its tokens decode to here.
 
         False when they do not make that text, or those calls: then the run cannot go on, and is of no use any more.
         """
@@ -109,7 +109,7 @@ class TextRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to be made behind what was told."""
+        """Whether nothing is left to generate behind the published prefix."""
         return self.stopped or len(self.before) >= self.new_tokens or self._is_end(self.before[-1])
 
     def take(self, ids: Sequence[int], *, final: bool = False) -> None:
@@ -141,7 +141,7 @@ class TextRun:
         self._told = len(self._ids)
 
     def _take_logprobs(self) -> Sequence[dict[str, Any]]:
-        """Those that were not told yet, where they are wanted."""
+        """Those that were not emitted yet, where they are wanted."""
         if self._logprobs_of is None:
             return ()
         first = self._logprobs.count
@@ -150,7 +150,7 @@ class TextRun:
         return new
 
     def _count_logprobs(self, ids: Sequence[int]) -> int:
-        """The token that ends a chat is no part of it. That of a plain prompt is told, as other servers do."""
+        """The token that ends a chat is no part of it. That of a plain prompt is emitted, as other servers do."""
         return len(ids) - (self._is_chat and len(ids) > 0 and self._is_end(ids[-1]))
 
     def finish(self) -> None:

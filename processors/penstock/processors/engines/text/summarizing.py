@@ -47,7 +47,7 @@ from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, Interna
 
 
 class PartRun:
-    """`outcome` is set once, with what the engine told."""
+    """`outcome` is set once, with the engine's answer."""
 
     def __init__(self, run_id: str, sink: GuardedSink) -> None:
         self.outcome: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
@@ -129,7 +129,7 @@ class SummarizingEngine(Engine):
             return await self._inner.prepare(spec)
         sizes = self._sizes(spec)
         text = text_of(spec)
-        # The first part is counted: whether it can be told so at all, and how many characters make a token.
+        # The first part is counted: whether it can be counted at all, and how many characters make a token.
         probe = self._part(spec, "probe", whole_prompt(text[: sizes.part_chars]), sizes.answer_tokens, stream=False)
         try:
             counted = (await self._inner.prepare(probe)).prompt_tokens
@@ -166,7 +166,7 @@ class SummarizingEngine(Engine):
         self.on_died(code)
 
     def _drop_all(self) -> None:
-        """The runs under way end silently: whoever stops the engine, or is told its death, knows of them."""
+        """The runs under way end silently: the caller that stops the engine, or hears of its death, knows them."""
         tasks, self._tasks = self._tasks, {}
         for task in tasks.values():
             task.cancel()
@@ -176,7 +176,7 @@ class SummarizingEngine(Engine):
         try:
             sink.finished(await summary.make())
         except EngineGone as error:
-            if self._inner.state is EngineState.READY:  # else `on_died` tells of it
+            if self._inner.state is EngineState.READY:  # else `on_died` reports it
                 sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=True))
         except PenstockError as error:
             sink.failed(RunFailed(run_id=spec.run_id, error=error, retryable_here=error.retryable))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.processors.earlier_messages import NO_EARLIER_MESSAGES
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.context import SUMMARY_IS
-from penstock.processors.past import NO_PAST
 from penstock.schemas.errors import ContextLengthExceeded, InvalidRequest
 
 CHARS_PER_TOKEN = 3
@@ -73,7 +73,7 @@ def text_of(spec: RunSpec) -> str:
     """The text to sum up: the request's own, or that of its conversation. Raises InvalidRequest when there is none."""
     text = spec.payload.get("text")
     if text is None:
-        past = spec.history or NO_PAST
+        past = spec.history or NO_EARLIER_MESSAGES
         before = [] if past.summary is None else [f"{SUMMARY_IS} {past.summary.text}"]
         text = "\n".join([*before, *(f"{message['role']}: {message['content']}" for message in past.messages)])
     if not text.strip():

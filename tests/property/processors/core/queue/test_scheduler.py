@@ -221,14 +221,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(scheduler) == len(items)
         assert all(item in scheduler for item in items)
         assert not any(item in scheduler for item in self.out)
-        assert scheduler.census.depths() == {klass: sum(i.klass == klass for i in items) for klass in CLASSES}
-        ages = scheduler.census.oldest_age(self.now)
+        assert scheduler.statistics.depths() == {klass: sum(i.klass == klass for i in items) for klass in CLASSES}
+        ages = scheduler.statistics.oldest_age(self.now)
         for at, klass in enumerate(CLASSES):
             assert ages[klass] == max((self.now - i.arrived_at for i in items if i.klass == klass), default=0.0)
-            assert scheduler.census.up_to(klass) == sum(i.klass in CLASSES[: at + 1] for i in items)
+            assert scheduler.statistics.up_to(klass) == sum(i.klass in CLASSES[: at + 1] for i in items)
             for lane in LANES:
                 assert scheduler.fronts.depth(lane, klass) == sum((i.klass, i.lane) == (klass, lane) for i in items)
-        expired = scheduler.census.expired(self.now)
+        expired = scheduler.statistics.expired(self.now)
         assert set(expired) == {i for i in items if i.deadline is not None and i.deadline <= self.now}
         deadlines = [i.deadline or 0.0 for i in expired]
         assert deadlines == sorted(deadlines)
@@ -379,7 +379,7 @@ def test_a_turn_of_another_class_passes_turns(scheduler: Scheduler[Work]) -> Non
     assert list(scheduler.candidates("a", 0.0)) == [urgent, low[0]]
     scheduler.start(urgent, 0.0)
     assert list(scheduler.candidates("a", 0.0)) == []
-    assert scheduler.census.depths()["low"] == 2
+    assert scheduler.statistics.depths()["low"] == 2
     scheduler.release_line("x")
     assert list(scheduler.candidates("a", 0.0)) == [low[0]]
 
@@ -402,8 +402,8 @@ def test_what_has_left_is_forgotten(scheduler: Scheduler[Work]) -> None:
                 scheduler.release_line(item.line)
     assert not len(scheduler._turns)
     assert not any(times for lane in scheduler._lanes.values() for times in lane.arrivals.values())
-    assert not any(scheduler.census._by_arrival.values())
-    assert not scheduler.census._by_deadline
+    assert not any(scheduler.statistics._by_arrival.values())
+    assert not scheduler.statistics._by_deadline
 
 
 def test_nothing_waits_for_the_garbage_collector(scheduler: Scheduler[Work]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kit import engines as kit
 from kit.refusals import refused
+from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.engines.base import (
     Delta,
     EngineGone,
@@ -27,7 +28,6 @@ from penstock.processors.engines.base import (
 )
 from penstock.processors.engines.text.summarizing import SummarizingEngine
 from penstock.processors.engines.text.summary_parts import packed, sizes_for, split
-from penstock.processors.past import Past
 from penstock.schemas.errors import ContextLengthExceeded, EngineFailed, InvalidRequest
 from shell_fakes import ScriptedEngine
 from support import wait_until_async
@@ -163,7 +163,7 @@ async def test_a_part_that_is_denser_than_thought_is_cut_in_two() -> None:
 async def test_a_conversation_is_told_by_its_messages() -> None:
     reader = Reader()
     history = [{"role": "user", "content": "m1?"}, {"role": "assistant", "content": "m2!"}]
-    outcome, _, _ = await summary(reader, spec(history=Past(messages=history), params={"max_tokens": 20}))
+    outcome, _, _ = await summary(reader, spec(history=EarlierMessages(messages=history), params={"max_tokens": 20}))
     assert outcome.output["text"] == "m1 m2"
     assert "user: m1?\nassistant: m2!" in reader.asked[0]
 
@@ -171,7 +171,7 @@ async def test_a_conversation_is_told_by_its_messages() -> None:
 async def test_refusals() -> None:
     engine = SummarizingEngine(Reader())
     with pytest.raises(InvalidRequest):
-        await engine.prepare(spec(history=Past(messages=[])))
+        await engine.prepare(spec(history=EarlierMessages(messages=[])))
     with refused(ContextLengthExceeded, param="payload.max_tokens"):
         await engine.prepare(spec("m1", params={"max_tokens": 590}))
 

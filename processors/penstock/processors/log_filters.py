@@ -9,7 +9,7 @@ from penstock.schemas.logs import OncePer
 _NOISY = ("faust", "mode", "aiokafka", "kafka", "httpx", "asyncio", "aiohttp")
 
 
-def quiet_logs() -> None:
+def limit_library_logs() -> None:
     """Apply to the libraries that the worker stands on. A filter on a logger is not inherited, so handlers get it."""
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.WARNING)

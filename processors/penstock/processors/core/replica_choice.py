@@ -17,7 +17,7 @@ MOVE_EACH_S = 1.0
 
 
 @dataclass(slots=True)
-class Room:
+class FreeCapacity:
     """Slots and tokens of a replica that are kept for nobody who stands before."""
 
     replica: Replica
@@ -25,7 +25,7 @@ class Room:
     tokens: int
 
     @classmethod
-    def of(cls, replica: Replica) -> Room:
+    def of(cls, replica: Replica) -> FreeCapacity:
         tokens = replica.free_tokens
         return cls(replica, replica.free_slots, MANY if tokens is None else tokens)
 
@@ -49,7 +49,7 @@ class Room:
 
 
 @dataclass(eq=False)
-class Rooms:
+class ReplicaChoice:
     """Chooses a replica. `affinity_s`: so long a turn waits for the one that has its conversation's beginning."""
 
     _admission: Admission
@@ -57,57 +57,63 @@ class Rooms:
     _memory: RunMemory
     _affinity_s: float
 
-    def choose(self, lane: Lane, work: Work, rooms: list[Room], now: float) -> Room | None:
+    def choose(self, lane: Lane, work: Work, capacities: list[FreeCapacity], now: float) -> FreeCapacity | None:
         """Where it is prepared or runs: the replica that has prepared it, or its conversation's, or the emptiest."""
         run = work.run
         if run is not None:
-            return self._of_prepared(lane, work, run.replica, rooms, now)
+            return self._of_prepared(lane, work, run.replica, capacities, now)
         if len(lane.ready) > 1 and work.line is not None:
             known = lane.with_prefix(work.line)
             if known is not None:
                 work.held_off_at = now if work.held_off_at is None else work.held_off_at
                 if now - work.held_off_at < self._affinity_s:
-                    return next((room for room in rooms if room.replica is known), None)
-        return rooms[0] if len(rooms) == 1 else self._best(work, rooms, now)
+                    return next((capacity for capacity in capacities if capacity.replica is known), None)
+        return capacities[0] if len(capacities) == 1 else self._best(work, capacities, now)
 
-    def _of_prepared(self, lane: Lane, work: Work, number: int, rooms: list[Room], now: float) -> Room | None:
+    def _of_prepared(
+        self, lane: Lane, work: Work, number: int, capacities: list[FreeCapacity], now: float
+    ) -> FreeCapacity | None:
         """Its own, unless that cannot take it and another can: then it is prepared anew there."""
-        own = next((room for room in rooms if room.replica.number == number), None)
+        own = next((capacity for capacity in capacities if capacity.replica.number == number), None)
         if work.stage is not Stage.READY or (own is not None and self._takes(own, work, now)):
             return own
         if own is not None and own.fits(work) and work.moved_at is not None and now - work.moved_at < MOVE_EACH_S:
             return own  # it lacks memory there, and was moved for that a moment ago
         other = max(
-            (room for room in rooms if self._takes(room, work, now)), key=lambda room: room.emptiness, default=None
+            (capacity for capacity in capacities if self._takes(capacity, work, now)),
+            key=lambda capacity: capacity.emptiness,
+            default=None,
         )
         if other is None:
-            return own if own is None else self._where_it_waits(lane, work, own, rooms)
+            return own if own is None else self._where_it_waits(lane, work, own, capacities)
         work.moved_at = now
         self._grants.take_from_its_replica(lane, work)
         return other
 
-    def _where_it_waits(self, lane: Lane, work: Work, own: Room, rooms: list[Room]) -> Room | None:
+    def _where_it_waits(
+        self, lane: Lane, work: Work, own: FreeCapacity, capacities: list[FreeCapacity]
+    ) -> FreeCapacity | None:
         """Its own replica; if the cache there is too small for it, the emptiest whose cache is not."""
         need = 0 if work.run is None else work.run.need_tokens
         if own.replica.could_hold(need):
             return own
-        larger = [room for room in rooms if room.replica.could_hold(need)]
+        larger = [capacity for capacity in capacities if capacity.replica.could_hold(need)]
         if larger:
-            return max(larger, key=lambda room: room.emptiness)
+            return max(larger, key=lambda capacity: capacity.emptiness)
         if not any(one.could_hold(need) for one in lane.ready):  # there was one: counted anew, it is refused
             self._grants.take_from_its_replica(lane, work)
             return own
         return None
 
-    def _takes(self, room: Room, work: Work, now: float) -> bool:
-        return self._admission.on(room.replica, work, room.slots, room.tokens, now) is None
+    def _takes(self, capacity: FreeCapacity, work: Work, now: float) -> bool:
+        return self._admission.on(capacity.replica, work, capacity.slots, capacity.tokens, now) is None
 
-    def _best(self, work: Work, rooms: list[Room], now: float) -> Room:
+    def _best(self, work: Work, capacities: list[FreeCapacity], now: float) -> FreeCapacity:
         """The emptiest of those that have the memory for it; else of those where it waits, or that could have it."""
-        free = [room for room in rooms if self._memory.is_free(room.replica, work, now)]
-        head = self._memory.heads.get(work)
-        if not free and head is not None:
-            free = [room for room in rooms if room.replica is head.replica]
+        free = [capacity for capacity in capacities if self._memory.is_free(capacity.replica, work, now)]
+        waiter = self._memory.waiters.get(work)
+        if not free and waiter is not None:
+            free = [capacity for capacity in capacities if capacity.replica is waiter.replica]
         if not free:
-            free = [room for room in rooms if self._memory.fits_ever(room.replica, work)]
-        return max(free or rooms, key=lambda room: (room.slots > 0, room.emptiness))
+            free = [capacity for capacity in capacities if self._memory.fits_ever(capacity.replica, work)]
+        return max(free or capacities, key=lambda capacity: (capacity.slots > 0, capacity.emptiness))

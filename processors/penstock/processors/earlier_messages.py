@@ -19,7 +19,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class EarlierMessages:
     """Messages in order. `omitted_turns`: so many turns stood in front of them, with so many characters, of which
     `omitted_summed_chars` are of turns that the summary stands for.
 
@@ -35,7 +35,7 @@ class Past:
     chars: Sequence[int] | None = None
 
 
-NO_PAST = Past(messages=())
+NO_EARLIER_MESSAGES = EarlierMessages(messages=())
 
 MESSAGE_CHARS = 16
 """What a message adds to its text in a template, in characters: foretelling needs no more than a guess."""

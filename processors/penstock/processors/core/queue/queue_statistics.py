@@ -10,7 +10,7 @@ from penstock.processors.core.queue.lane_queues import ItemT, QueuedItem
 from penstock.schemas.topics import CLASSES
 
 
-class Census(Generic[ItemT]):
+class QueueStatistics(Generic[ItemT]):
     """Of all lanes together, those behind their line included. The scheduler counts in and out."""
 
     def __init__(self) -> None:

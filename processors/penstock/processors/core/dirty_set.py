@@ -10,7 +10,7 @@ PLAN_EACH_S = 0.1
 """How often placement is asked while something waits and nothing has changed."""
 
 
-class Agenda:
+class DirtySet:
     """Parts of the flow note here what their changes may affect. Times are seconds of the flow's clock."""
 
     def __init__(self) -> None:
