@@ -19,6 +19,9 @@ AT_ONCE = 5_000
 CALL_S = 300
 
 
+WaitingFor = Annotated[str | None, typer.Option(help="Those that wait for this reason, e.g. memory.")]
+
+
 class PriorityClass(StrEnum):
     HIGH = "high"
     MEDIUM = "medium"
@@ -48,6 +51,7 @@ class Chosen:
     session_id: Annotated[str | None, typer.Option(help="Those of this session.")] = None
     correlation_id: Annotated[str | None, typer.Option(help="Those with this correlation_id.")] = None
     older_than: Annotated[str | None, typer.Option(help="Those accepted so long ago: 30s, 10m, 2h or 1d.")] = None
+    waiting_for: WaitingFor = None
     tenant: Annotated[str | None, typer.Option(help="Those of this tenant, or * for all; needs the scope admin.")] = (
         None
     )
@@ -65,6 +69,7 @@ class Chosen:
             "session_id": self.session_id,
             "correlation_id": self.correlation_id,
             "older_than_s": None if self.older_than is None else seconds_of(self.older_than),
+            "waiting_for": self.waiting_for,
             "tenant": self.tenant,
         }
         given = {name: value for name, value in fields.items() if value is not None}

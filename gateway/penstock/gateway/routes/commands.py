@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -16,7 +17,7 @@ from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.request_filters import MOST_AGE_S, checked
 from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
 from penstock.gateway.service.selection import Selection
-from penstock.gateway.view.filters import RequestFilter
+from penstock.gateway.view.filters import RequestFilter, WaitsFor
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.times import rfc3339, time_ms
@@ -70,17 +71,18 @@ class ManyBody(BaseModel):
     accepted_before: Annotated[
         str | None, Field(description="Accepted before this time: RFC 3339, or Unix seconds.")
     ] = None
+    waiting_for: Annotated[str | None, Field(description="Those that wait for this reason.")] = None
     tenant: Annotated[
         str | None, Field(description="Another tenant, or `*` for all: needs the scope `admin`; with a filter only.")
     ] = None
     limit: Annotated[int | None, Field(ge=1, description="At most so many; `has_more` says if others are left.")] = None
     dry_run: Annotated[bool, Field(description="Do nothing: count them.")] = False
 
-    def bulk(self) -> Bulk:
-        """Raises InvalidRequest."""
-        return Bulk(chosen=self._chosen(), limit=self.limit, dry_run=self.dry_run)
+    def bulk(self, waits_for: Callable[[str], WaitsFor]) -> Bulk:
+        """`waits_for` judges why requests wait. Raises InvalidRequest."""
+        return Bulk(chosen=self._chosen(waits_for), limit=self.limit, dry_run=self.dry_run)
 
-    def _chosen(self) -> Chosen:
+    def _chosen(self, waits_for: Callable[[str], WaitsFor]) -> Chosen:
         named = {name for name in ManyBody.model_fields if getattr(self, name) is not None} - {"limit", "dry_run"}
         if not named:
             names = sorted(
@@ -101,6 +103,7 @@ class ManyBody(BaseModel):
             model=self.model,
             klass=self.class_,
             id_contains=self.id_contains,
+            waits_for=None if self.waiting_for is None else waits_for(self.waiting_for),
         )
         return Selection(
             where=checked(where),
@@ -130,8 +133,10 @@ async def reprioritize(request: Request, request_id: str) -> Response:
 @router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")
 async def cancel_many(request: Request) -> dict[str, Any]:
     """Answers how many were asked to end, and the first 1,000 of them."""
-    bulk = validated(ManyBody, await read_json(request)).bulk()
-    done = await service_of(request).bulk_commands.cancel(caller_of(request), bulk)
+    body = validated(ManyBody, await read_json(request))
+    service = service_of(request)
+    bulk = body.bulk(service.facts.waits_for)
+    done = await service.bulk_commands.cancel(caller_of(request), bulk)
     return {"object": "cancellation", **_facts(bulk, done)}
 
 
@@ -140,8 +145,9 @@ async def reprioritize_many(request: Request) -> dict[str, Any]:
     """Those that run stay as they are. Answers how many were moved, and the first 1,000 of them."""
     caller = caller_of(request)
     body = validated(ReprioritizeManyBody, await read_json(request))
-    bulk, priority = body.bulk(), _priority(body.priority, caller)
-    done = await service_of(request).bulk_commands.reprioritize(caller, bulk, priority)
+    service = service_of(request)
+    bulk, priority = body.bulk(service.facts.waits_for), _priority(body.priority, caller)
+    done = await service.bulk_commands.reprioritize(caller, bulk, priority)
     return {"object": "reprioritization", "priority": priority, **_facts(bulk, done)}
 
 

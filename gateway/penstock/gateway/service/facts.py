@@ -22,6 +22,7 @@ from penstock.gateway.service.tenant_shares import tenants_json
 from penstock.gateway.service.waiting import all_waiting_json
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.filters import WaitsFor
 from penstock.gateway.view.fleet import SERVING, STOPPED, KnownModels
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.gateways import is_alive
@@ -146,6 +147,18 @@ class Facts:
         kinds = itertools.islice(self._view.census.waiting(now_ms()), MOST_KINDS)
         found = ((kind, liveness.awaits_worker(kind.task, kind.model, kind.pool)) for kind in kinds)
         return [(kind, reason) for kind, reason in found if reason is not None]
+
+    def waits_for(self, reason: str) -> WaitsFor:
+        """The requests that wait for it, judged at one moment."""
+        liveness = self.liveness()
+
+        def reason_of(entry: Entry) -> str | None:
+            stated = None if entry.done or entry.status is None else waiting_json(entry.status.waiting_for)
+            shown = self.waits_unseen(entry, liveness).get("waiting_for", stated)
+            return None if shown is None else shown["reason"]
+
+        unserved = [kind.kind for kind, _ in self.waiting_without_worker(liveness)]
+        return WaitsFor(reason=reason, reason_of=reason_of, unserved=unserved)
 
     def requests(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """Requests as callers see them, judged at one moment."""
