@@ -57,6 +57,9 @@ def test_a_request_is_followed_from_its_place_in_the_queue_to_its_end(gateway: P
     waiting, doomed = [gateway.submit() for _ in range(3)][1:]
     page = show(open_page, gateway, runs)
     wait_until(lambda: page.locator(".answer").inner_text(), 20, "its stream is shown")
+    told(page, "first token")
+    now = gateway.request(runs)
+    told(page, f"{now['worker_id']} on {now['device']}, noop")
     page.goto(f"{gateway.url}/#/requests/{waiting}")
     told(page, "more urgent and earlier requests")
     told(page, "It may start in about")

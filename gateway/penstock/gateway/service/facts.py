@@ -35,6 +35,8 @@ from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest
 from penstock.schemas.times import rfc3339
 
 RUNNING_RANK = STATUS_RANKS["running"]
+RUNS_IN = frozenset({"ready", "draining"})
+"""States of a replica that may run requests."""
 
 _ANYWHERE = "*"
 """No pool's name: a conversation of which nothing is known yet."""
@@ -163,7 +165,18 @@ class Facts:
     def requests(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """Requests as callers see them, judged at one moment."""
         liveness = self.liveness()
-        return [{**entry.to_json(), **self.waits_unseen(entry, liveness)} for entry in entries]
+        return [{**entry.to_json(), **self.beside(entry, liveness)} for entry in entries]
+
+    def beside(self, entry: Entry, liveness: Liveness | None = None) -> dict[str, Any]:
+        """Fields in place of a request's own: why it waits if no worker sees it, and the device on which it runs."""
+        if entry.status_name != "running" or (status := entry.status) is None:
+            return self.waits_unseen(entry, liveness)
+        if (worker := self._view.fleet.workers.get(status.worker_id)) is None:
+            return {}
+        devices = {one.device for one in worker.models if one.model == status.model and one.state in RUNS_IN}
+        if None in devices:  # a replica without reserved memory
+            devices = {one.device for one in worker.devices}
+        return {"device": devices.pop()} if len(devices) == 1 else {}
 
     def plan(self, request: InferenceRequest, turns_before: int) -> dict[str, Any]:
         """What would become of the request, as callers see it. Raises ModelNotFound, InsufficientCapacity.

@@ -137,7 +137,9 @@ function only(one, began, end) {
 function underway(one, free, at_ms) {
   const runs = one.status === "running", since = runs ? Date.parse(one.status_at) : at_ms;
   const waited = ["waiting", free, since, runs ? "" : why(one), "wait"];
-  return runs ? [waited, ["running", since, at_ms, [where(one), one.model].filter(Boolean).join(", "), "run"]] : [waited];
+  const first = Date.parse(one.first_token_at);
+  return !runs ? [waited] : [waited, ["running", since, at_ms, [where(one), one.model].filter(Boolean).join(", "), "run"],
+    ...first ? [["first token", first, first, "", "mark"]] : []];
 }
 
 const where = ({worker_id, device}) => [worker_id, device].filter(Boolean).join(" on ");
