@@ -275,6 +275,15 @@ def test_an_operator_sees_where_requests_of_others_stand_and_cancels_them(
     page.get_by_role("link", name="Look for it among all tenants").click()
     told(page, "Of the tenant shop")
     assert violations(page) == []
+    url = f"{gateway.url}/v1/admin/requests/theirs?tenant=shop"
+    page.get_by_role("combobox", name="Priority").select_option("2")
+    page.get_by_role("button", name="set the priority").click()
+    wait_until(lambda: httpx.get(url).json()["priority"] == 2, 10, "it has another priority")
+    send(system, {"request_id": "ends", "tenant": "shop", "model": HOSTILE})
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(f"{gateway.url}/#/requests/ends?tenant=shop")
+    page.get_by_role("button", name="cancel ends").click()
+    told(page, "cancelled, attempt")
     page.goto(f"{gateway.url}/#/requests?tenant=shop&id_contains=theirs")
     page.get_by_role("button", name="Count them").click()
     page.get_by_role("button", name="cancel: 1 request").click()

@@ -48,6 +48,10 @@ HIGH: Json = {"priority": "high"}
             f"cancel {LABELS} --dry-run", {CANCEL: MATCH}, "12000 requests match; nothing was done\n", "",
             [{**ASKED, **DRY}],
         ),
+        (
+            "cancel r1 r2 --tenant shop --dry-run", {CANCEL: MATCH}, "12000 requests match; nothing was done\n", "",
+            [{"ids": ["r1", "r2"], "tenant": "shop", **DRY}],
+        ),
         ("reprioritize r1 --to high", {ONE: HIGH}, "r1 has priority high\n", "", [HIGH]),
         ("reprioritize r1 --to 3", {ONE: {"priority": 3}}, "r1 has priority 3\n", "", [{"priority": 3}]),
     ],

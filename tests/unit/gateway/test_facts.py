@@ -392,7 +392,11 @@ def test_a_request_that_runs_has_its_device_and_the_time_of_its_first_token(
     view_gateway: ViewGateway, replicas: list[ModelState], device: str | None
 ) -> None:
     view = view_gateway.view
-    view.fleet.workers["w"] = worker("w", *replicas, devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9)])
+    view.fleet.workers["w"] = worker(
+        "w",
+        *replicas,
+        devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9, reserved_bytes=0, used_bytes=0)],
+    )
     view.accepted(request(stream=True))
     facts = facts_of(view)
 
@@ -407,7 +411,11 @@ def test_a_request_that_runs_has_its_device_and_the_time_of_its_first_token(
     view_gateway.read(RESULTS, chunk("b", 1), timestamp_ms=4_000)
     view_gateway.reopen()
     view, facts = view_gateway.view, facts_of(view_gateway.view)
-    view.fleet.workers["w"] = worker("w", *replicas, devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9)])
+    view.fleet.workers["w"] = worker(
+        "w",
+        *replicas,
+        devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9, reserved_bytes=0, used_bytes=0)],
+    )
     assert shown() == (device, rfc3339(3_000))
     view_gateway.read(RESULTS, outcome(device="gpu-1:7"))
     assert shown() == ("gpu-1:7", None), "timings has it"

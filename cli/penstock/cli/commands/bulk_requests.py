@@ -58,7 +58,8 @@ class Chosen:
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a filter; empty if ids are named. Raises CliFailure (usage) if neither or both are."""
+        """The fields of a filter, or the tenant whose ids are named. Raises CliFailure (usage) if neither or both are
+        given."""
         fields = {
             "model": self.model,
             "class": self.class_,
@@ -73,7 +74,7 @@ class Chosen:
             "tenant": self.tenant,
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        if bool(self.request_ids) == bool(given):
+        if bool(self.request_ids) == bool(given.keys() - {"tenant"} if self.request_ids else given):
             options = ", ".join(f"--{name.removesuffix('_s').replace('_', '-')}" for name in fields)
             raise CliFailure(f"name the ids of requests, or choose them: {options}", exit_code=ExitCode.USAGE)
         return given
@@ -95,7 +96,7 @@ def command(
     """
     fields = chosen.fields()
     if fields or chosen.dry_run:
-        body = {**(fields or {"ids": chosen.request_ids}), **more}
+        body = {**fields, **({"ids": chosen.request_ids} if chosen.request_ids else {}), **more}
         command_all(gateway, api_path("/v1/requests", action), body, done, dry_run=chosen.dry_run, as_json=as_json)
         return
     for request_id in chosen.request_ids or ():

@@ -15,8 +15,8 @@ from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.request_filters import MOST_AGE_S, checked
-from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
-from penstock.gateway.service.selection import Selection
+from penstock.gateway.service.bulk_commands import Bulk, BulkDone
+from penstock.gateway.service.selection import ALL_TENANTS, Selection
 from penstock.gateway.view.filters import RequestFilter, WaitsFor
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.ids import check_conversation_id
@@ -73,7 +73,7 @@ class ManyBody(BaseModel):
     ] = None
     waiting_for: Annotated[str | None, Field(description="Those that wait for this reason.")] = None
     tenant: Annotated[
-        str | None, Field(description="Another tenant, or `*` for all: needs the scope `admin`; with a filter only.")
+        str | None, Field(description="Another tenant, or `*` for all, with a filter: needs the scope `admin`.")
     ] = None
     limit: Annotated[int | None, Field(ge=1, description="At most so many; `has_more` says if others are left.")] = None
     dry_run: Annotated[bool, Field(description="Do nothing: count them.")] = False
@@ -82,17 +82,20 @@ class ManyBody(BaseModel):
         """`waits_for` judges why requests wait. Raises InvalidRequest."""
         return Bulk(chosen=self._chosen(waits_for), limit=self.limit, dry_run=self.dry_run)
 
-    def _chosen(self, waits_for: Callable[[str], WaitsFor]) -> Chosen:
+    def _chosen(self, waits_for: Callable[[str], WaitsFor]) -> Selection:
         named = {name for name in ManyBody.model_fields if getattr(self, name) is not None} - {"limit", "dry_run"}
         if not named:
             names = sorted(
                 field.alias or name for name, field in ManyBody.model_fields.items() if name not in NO_FILTER
             )
             raise InvalidRequest(f"give ids, or a filter: {', '.join(names)}")
+        before_ms = None if self.accepted_before is None else time_ms(self.accepted_before, "accepted_before")
         if self.ids is not None:
-            if len(named) > 1:
+            if named - {"ids", "tenant", "accepted_before"}:
                 raise InvalidRequest("give either ids or a filter", param="ids")
-            return tuple(self.ids)
+            if self.tenant == ALL_TENANTS:
+                raise InvalidRequest("name the tenant whose ids they are", param="tenant")
+            return Selection(ids=dict.fromkeys(self.ids), tenant=self.tenant, accepted_before_ms=before_ms)
         where = RequestFilter(
             status=self.status,
             conversation_id=None if self.conversation_id is None else check_conversation_id(self.conversation_id),
@@ -108,9 +111,7 @@ class ManyBody(BaseModel):
         return Selection(
             where=checked(where),
             tenant=self.tenant,
-            accepted_before_ms=(
-                None if self.accepted_before is None else time_ms(self.accepted_before, "accepted_before")
-            ),
+            accepted_before_ms=before_ms,
             older_than_ms=None if self.older_than_s is None else round(self.older_than_s * 1000),
         )
 

@@ -70,14 +70,16 @@ function Filters({filters, may}) {
 
 const NEWEST = {newest: "", "newest that failed": "unsuccessful"};
 
+/** Runs a dead letter of any tenant again. */
+export const Again = ({one, tell}) => one.status === "dead_lettered" && html`<${Act} label="run again" about=${`run ${one.request_id} of ${one.tenant} again`}
+  path="/v1/admin/dlq/redrive" body=${{filter: {request_id: one.request_id, tenant: one.tenant}}} tell=${tell} confirm=${`Run ${one.request_id} again?`} />`;
+
 /** The newest on the first screen, for operators those of all tenants, with what redrives a dead letter. */
 export function Newest({may, tell}) {
   const all = may("admin"), [chosen, choose] = useState("newest"), filters = all ? {tenant: ALL} : {};
   const asked = new URLSearchParams({...filters, limit: 20, ...NEWEST[chosen] && {status: NEWEST[chosen]}});
   const [found, error] = usePoll(`${all ? "/v1/admin/requests" : "/v1/requests"}?${asked}`, POLL_MS);
-  const row = (one) => [...cells(one, all), ...all ? [one.status === "dead_lettered" && html`<${Act} label="run again" about=${`run ${one.request_id} of ${one.tenant} again`}
-    path="/v1/admin/dlq/redrive" body=${{filter: {request_id: one.request_id, tenant: one.tenant}}} tell=${tell}
-    confirm=${`Run ${one.request_id} again?`} />`] : []];
+  const row = (one) => [...cells(one, all), ...all ? [html`<${Again} one=${one} tell=${tell} />`] : []];
   return html`<section aria-labelledby="requests"><div class="row"><h2 id="requests">Requests${all ? " of all tenants" : ""}</h2>
       <fieldset class="choice"><legend>Shown</legend>${Object.keys(NEWEST).map((name) => html`<label><input type="radio" name="shown" checked=${name === chosen} onChange=${() => choose(name)} />${name}</label>`)}</fieldset>
       <a href=${`#/requests${all ? `?tenant=${ALL}` : ""}`}>All requests, live</a></div>
