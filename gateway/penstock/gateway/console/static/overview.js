@@ -68,7 +68,7 @@ function Problem({one, tell}) {
       <span class="faint"><${Ago} at=${one.since} /></span></p>
     <p>${one.cause}</p>
     <p class="faint">Affects: ${one.affects} ${list && html`<a href=${list}>see them</a>`}</p>
-    <p class="row"><code>${command}</code>
+    <p class="row">${!call && html`<span class="faint">${label}:</span>`}<code>${command}</code>
       ${call && html`<${Act} label=${label} about=${`${label} ${one.subject ?? ""}${pool}`} path=${call.path}
         body=${call.body} tell=${tell} confirm=${label !== "resume" && `${label}: ${command}?`} />`}</p>
   </article>`;
