@@ -205,6 +205,23 @@ def test_clocks_that_differ_by_a_minute_make_nobody_silent_and_keep_nobody_alive
     is_well(gateway)
 
 
+def test_one_that_was_told_to_stop_shows_what_it_waits_for(
+    gateway: Process, open_page: Opener, put: Callable[..., None]
+) -> None:
+    page = open_page(gateway, "#/workers")
+    put("leaves", worker("leaves", state="stopping", running=2, updated_at=round(time.time() * 1000), pool="drains"))
+    draining = gateway_state("gateway-h-9", status="draining", http_requests=3, reported_at=round(time.time() * 1000))
+    put(f"{GATEWAY_KEY}gateway-h-9", draining)
+    told(page, "2 requests to end or hand back")
+    assert "stopping" in row(page, "leaves")
+    shown = row(page, "gateway-h-9")
+    assert all(one in shown for one in ("draining", "lets its clients end", "3 HTTP requests")), shown
+    assert not [one for one in problems(gateway) if one[1] in ("leaves", "gateway-h-9")], "a stop in order"
+    put("leaves", None)
+    put(f"{GATEWAY_KEY}gateway-h-9", None)
+    gone(page, "gateway-h-9")
+
+
 def test_whatever_a_report_holds_is_shown_as_text(
     gateway: Process, open_page: Opener, put: Callable[..., None]
 ) -> None:
