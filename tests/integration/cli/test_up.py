@@ -52,6 +52,9 @@ class Up:
         self.config = folder / "penstock.toml"
         self.config.write_text(CONFIG)
         self.log = folder / "up.out"
+        self.browser, self.opened = folder / "browser", folder / "opened"
+        self.browser.write_text(f'#!/bin/sh\necho "$@" > {self.opened}\n')
+        self.browser.chmod(0o755)
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self, *arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -64,8 +67,11 @@ class Up:
 
     def start(self) -> None:
         argv = [sys.executable, "-m", "penstock.cli.main", "up", "--data-dir", str(self.data), *self.options()]
+        env = {**os.environ, "BROWSER": f"{self.browser} %s"}
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = subprocess.Popen(
+                [*argv, "--open"], stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=env
+            )
 
     def says(self, words: str) -> bool:
         assert self.process is not None
@@ -126,6 +132,8 @@ def test_up_serves_mends_itself_and_stops_in_order(up: Up) -> None:
     wait_until(lambda: up.says("Penstock is up"), 120, lambda: up.log.read_text())
     assert all(part["readiness"]["status"] == "ready" for part in up.status()["parts"]), up.status()
     assert "parts  broker, worker, gateway, bridge, webhooks, summarizer: ready" in up.log.read_text()
+    wait_until(up.opened.exists, 10, "--open opens the console")
+    assert up.opened.read_text() == f"http://127.0.0.1:{up.port}\n"
     assert up.ask()["status"] == "completed"
     pids = up.pids()
     assert set(pids) == {"broker", "worker", "gateway", "bridge", "webhooks", "summarizer"}

@@ -129,6 +129,18 @@ def test_a_model_that_does_not_fit(system: System, screen: Screen) -> None:
     screen.is_well()
 
 
+def test_a_model_whose_source_is_wrong(system: System, tiny_lm: Path, screen: Screen) -> None:
+    url = f"{system.process('g').url}/v1/admin/models"
+    entry = {"id": "typo", "engine": "text", "device": "cpu"}
+    httpx.post(url, json={**entry, "source": "/no/such/model"}).raise_for_status()
+    screen.tells("model_failed", "neither a folder", "correct its entry", "models add typo --replace --engine text")
+    assert screen.page.get_by_role("button", name="load it again").count() == 0
+    httpx.post(f"{url}?replace=true", json={**entry, "source": str(tiny_lm)}).raise_for_status()
+    screen.is_well(SETTLED_S)
+    httpx.delete(f"{url}/typo").raise_for_status()
+    screen.is_well()
+
+
 def test_an_engine_that_dies_again_and_again(system: System, screen: Screen) -> None:
     worker, gateway = system.process("w").popen.pid, system.process("g1")
     with repeated(lambda: [engine.kill() for engine in engine_processes(worker)]) as killed:

@@ -184,6 +184,13 @@ def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(
     page.get_by_role("link", name="3 requests of class low, noop, tenant crawler").click()
     told(page, "3 requests here")
     page.go_back()
+    line.get_by_role("link", name="its model or class is paused").click()
+    told(page, "3 requests here")
+    page.get_by_role("combobox", name="Waits for").select_option("memory")
+    page.get_by_role("button", name="Search").click()
+    told(page, "No request matches")
+    page.go_back()
+    page.go_back()
     page.get_by_role("button", name="resume the class low").wait_for()
     page.get_by_role("button", name="pause the model noop").click()
     told(page, "model_paused")
@@ -249,9 +256,16 @@ def test_a_key_logs_in_once_sees_what_it_may_and_is_out_when_it_is_revoked(
         log_in(page, "pk_wrong")
         told(page, "this key is unknown or revoked")
         log_in(page, sender)
-        told(page, "it lacks the scope `read`")
-        told(page, "Every page needs a key with the scope read")
+        told(page, "The session's key has the scope submit")
         assert violations(page) == []
+        page.get_by_role("link", name="Playground").click()
+        page.get_by_role("button", name="Ask").click()
+        told(page, "completed")
+        assert len(page.locator(".answer").inner_text()) > 20
+        assert page.get_by_role("link", name="the request").count() == 0
+        assert page.get_by_role("navigation", name="Pages").inner_text().split("\n") == [
+            *("Overview", "Playground", "HTTP routes", "Metrics", "Log out"),
+        ]
         page.get_by_role("button", name="Log out").click()
         log_in(page, reader)
         told(page, f"tenant {LONG}")

@@ -135,14 +135,17 @@ def test_every_page_is_used_by_keyboard_alone_and_the_focus_stays_when_lists_cha
         (f"#/requests/{turn}", "completed, attempt", None),
         ("#/models", "chat on ", "console-models"),
         ("#/dead-letters", "execution_timeout", None),
-        (f"#/dead-letters/{letter}", "execution_timeout", None),
+        (f"#/dead-letters/{letter}", "execution_timeout", "console-dead-letter"),
         ("#/conversations", "support-41", None),
-        ("#/conversations/support-41", "Hello", None),
+        ("#/conversations/support-41", "Hello", "console-conversation"),
+        ("#/playground", "completed", "console-playground"),
         ("#/playground/embedding", "All fields of the payload", None),
         ("#/playground/image_editing", "All fields of the payload", None),
-        ("#/workers", "Gateways and the processes beside them", None),
+        ("#/workers", "Gateways and the processes beside them", "console-workers"),
     ):
         page.goto(f"{gateway.url}/{place}")
+        if place == "#/playground":
+            press(page, "Ask")
         told(page, words)
         page.wait_for_timeout(500)
         if picture:

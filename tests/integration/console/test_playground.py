@@ -71,6 +71,15 @@ def test_a_chat_takes_tools_images_and_a_conversation(system: System, gateway: P
     items = httpx.get(f"{gateway.url}/v1/conversations/seen/items").json()["data"]
     assert [piece["type"] for piece in items[-1]["content"]] == ["input_image", "input_text"]
 
+    page.goto(f"{gateway.url}/#/playground/conversation_items")
+    page.get_by_text("Fields of any request").click()
+    page.get_by_label("conversation id").fill("seen")
+    page.get_by_role("button", name="Submit").click()
+    told(page, "completed")
+    page.goto(f"{gateway.url}/#/conversations/seen")
+    told(page, "Hello")
+    assert page.locator(".turn").count() == len(items) + 1
+
 
 def test_texts_are_embedded_and_compared_and_the_snippets_do_the_same(gateway: Process, open_page: Opener) -> None:
     page = open_page(gateway, "#/playground/embedding", color_scheme="dark")

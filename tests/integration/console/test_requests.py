@@ -57,6 +57,9 @@ def test_a_request_is_followed_from_its_place_in_the_queue_to_its_end(gateway: P
     waiting, doomed = [gateway.submit() for _ in range(3)][1:]
     page = show(open_page, gateway, runs)
     wait_until(lambda: page.locator(".answer").inner_text(), 20, "its stream is shown")
+    told(page, "first token")
+    now = gateway.request(runs)
+    told(page, f"{now['worker_id']} on {now['device']}, noop")
     page.goto(f"{gateway.url}/#/requests/{waiting}")
     told(page, "more urgent and earlier requests")
     told(page, "It may start in about")
@@ -272,6 +275,15 @@ def test_an_operator_sees_where_requests_of_others_stand_and_cancels_them(
     page.get_by_role("link", name="Look for it among all tenants").click()
     told(page, "Of the tenant shop")
     assert violations(page) == []
+    url = f"{gateway.url}/v1/admin/requests/theirs?tenant=shop"
+    page.get_by_role("combobox", name="Priority").select_option("2")
+    page.get_by_role("button", name="set the priority").click()
+    wait_until(lambda: httpx.get(url).json()["priority"] == 2, 10, "it has another priority")
+    send(system, {"request_id": "ends", "tenant": "shop", "model": HOSTILE})
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(f"{gateway.url}/#/requests/ends?tenant=shop")
+    page.get_by_role("button", name="cancel ends").click()
+    told(page, "cancelled, attempt")
     page.goto(f"{gateway.url}/#/requests?tenant=shop&id_contains=theirs")
     page.get_by_role("button", name="Count them").click()
     page.get_by_role("button", name="cancel: 1 request").click()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,12 +12,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.console import HOSTILE, PHONE, TELLS_S, Opener, gone, told, violations, wider_than
+from kit.hub import serving_hub
 from kit.records import gateway_state, worker
 from penstock.common.transport import Transport
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Record
 from penstock.schemas.topics import GATEWAY_KEY
-from support import wait_until
+from support import create_topics, wait_until
 from system import NOOP, Process, System
 
 LATE_S = 7.0
@@ -203,6 +205,43 @@ def test_clocks_that_differ_by_a_minute_make_nobody_silent_and_keep_nobody_alive
         put(name, None)
         put(f"{GATEWAY_KEY}webhooks-{name}-1", None)
     is_well(gateway)
+
+
+def test_a_model_that_is_added_shows_how_far_its_download_is(
+    system: System, gateway: Process, open_page: Opener, tmp_path: Path
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    create_topics(system.bootstrap, system.prefix, pool="hub")
+    with serving_hub(str(tmp_path)) as (hub, env):
+        hub.pause_s = 1.0
+        loader = system.worker("w2", env={**env, "PENSTOCK_WORKER__POOL": "hub"}).wait_ready()
+        page = open_page(gateway, "#/models")
+        entry = {"id": "fetched", "source": "owner/name", "revision": "v1", "engine": "text", "pool": "hub"}
+        httpx.post(f"{gateway.url}/v1/admin/models", json=entry).raise_for_status()
+        shown = page.get_by_role("row").filter(has_text="fetched").get_by_role("progressbar").first
+        shown.wait_for(timeout=20_000)
+        wait_until(lambda: 0 < float(shown.get_attribute("value")) < 1, 10, lambda: page.inner_text("main"))
+        assert "%" in row(page, "fetched")
+        httpx.delete(f"{gateway.url}/v1/admin/models/fetched?pool=hub").raise_for_status()
+        assert loader.stop() == 0, loader.tail()
+    is_well(gateway, TELLS_S + SETTLES_S)
+
+
+def test_one_that_was_told_to_stop_shows_what_it_waits_for(
+    gateway: Process, open_page: Opener, put: Callable[..., None]
+) -> None:
+    page = open_page(gateway, "#/workers")
+    put("leaves", worker("leaves", state="stopping", running=2, updated_at=round(time.time() * 1000), pool="drains"))
+    draining = gateway_state("gateway-h-9", status="draining", http_requests=3, reported_at=round(time.time() * 1000))
+    put(f"{GATEWAY_KEY}gateway-h-9", draining)
+    told(page, "2 requests to end or hand back")
+    assert "stopping" in row(page, "leaves")
+    shown = row(page, "gateway-h-9")
+    assert all(one in shown for one in ("draining", "lets its clients end", "3 HTTP requests")), shown
+    assert not [one for one in problems(gateway) if one[1] in ("leaves", "gateway-h-9")], "a stop in order"
+    put("leaves", None)
+    put(f"{GATEWAY_KEY}gateway-h-9", None)
+    gone(page, "gateway-h-9")
 
 
 def test_whatever_a_report_holds_is_shown_as_text(

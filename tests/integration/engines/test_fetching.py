@@ -3,91 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from kit.hub import FILES, Hub, HubServer, serving_hub
 from penstock.processors.models.sizing import fetch
 from penstock.schemas.errors import EngineFailed, InvalidRequest, PenstockError
 
 pytest.importorskip("huggingface_hub")
-COMMIT = "c" * 40
-FILES = {
-    "config.json": b"{}",
-    "model.safetensors": b"w" * (40 << 20),
-    "code.py": b"print()",
-    "weights.bin": b"a pickle",
-}
-
-
-class Hub(BaseHTTPRequestHandler):
-    """One model, `owner/name`, at one revision."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self._answer(send_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(send_body=True)
-
-    def _answer(self, *, send_body: bool) -> None:
-        kind, _, rest = self.path.strip("/").partition("/")
-        assert isinstance(self.server, HubServer)
-        if self.server.ill is not None:
-            self.server.ill(self)
-        elif self.path == "/api/models/owner/name/revision/v1":
-            files = [{"rfilename": name} for name in FILES]
-            self._send(json.dumps({"id": "owner/name", "sha": COMMIT, "siblings": files}).encode(), send_body)
-        elif self.path.startswith(f"/owner/name/resolve/{COMMIT}/") and kind == "owner":
-            self._send(FILES[rest.rpartition("/")[2]], send_body)
-        else:
-            self.refuse(404, "RevisionNotFound")
-
-    def refuse(self, status: int, code: str = "") -> None:
-        self.send_response(status)
-        self.send_header("x-error-code", code)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def _send(self, body: bytes, send_body: bool) -> None:
-        self.send_response(200)
-        self.send_header("content-length", str(len(body)))
-        self.send_header("etag", f'"{hashlib.sha256(body).hexdigest()}"')
-        self.send_header("x-repo-commit", COMMIT)
-        self.end_headers()
-        if send_body:
-            self.wfile.write(body)
-
-
-class HubServer(ThreadingHTTPServer):
-    ill: Callable[[Hub], None] | None = None
-    """What it does in place of answering."""
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    server = HubServer(("127.0.0.1", 0), Hub)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(proxy, raising=False)
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving_hub(str(tmp_path)) as (server, env):
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        yield server
 
 
 @pytest.mark.usefixtures("hub")

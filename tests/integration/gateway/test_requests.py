@@ -244,7 +244,10 @@ def test_cancel_many(own_place: Any) -> None:
     assert cancel(conversation_id="d", status="accepted").json()["count"] == 3
     assert cancel(status="running").json()["count"] == 0
     assert set(commands(scribe, "cancel")) == {job.id for job in jobs[1:]}
-    for body in ({}, {"ids": "x"}, {"ids": [1]}, {"status": 1}, {"other": 1}, {"ids": [], "status": "queued"}):
+    old = cancel(ids=[jobs[2].id], tenant="default", accepted_before="2020-01-01T00:00:00Z", dry_run=True)
+    assert old.json()["count"] == 0
+    wrong = [{}, {"ids": "x"}, {"ids": [1]}, {"status": 1}, {"other": 1}, {"ids": [], "status": "queued"}]
+    for body in (*wrong, {"ids": ["x"], "tenant": "*"}):
         assert cancel(**body).status_code == 400, body
 
 
@@ -393,6 +396,8 @@ def test_tenants_and_priorities(own_place: Any) -> None:
         assert gateway.http.request(method, f"/v1/requests/{mine}{path}", headers=globex).status_code == 404
     many = gateway.http.post("/v1/requests/cancel", json={"ids": [mine]}, headers=globex)
     assert many.json()["count"] == 0
+    named = gateway.http.post("/v1/requests/cancel", json={"ids": [mine], "tenant": "acme"}, headers=globex)
+    assert named.status_code == 403
     by_filter = gateway.http.post("/v1/requests/cancel", json={"conversation_id": "c"}, headers=globex)
     assert by_filter.json()["count"] == 0
     assert gateway.get("/v1/requests", headers=globex).json()["data"] == []

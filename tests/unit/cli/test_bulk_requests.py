@@ -17,8 +17,14 @@ BEFORE = "2026-01-31T10:00:00.000Z"
 MATCH = {"count": 12_000, "has_more": False, "accepted_before": BEFORE}
 PARTS = [{"count": count, "has_more": more} for count, more in ((5_000, True), (5_000, True), (2_000, False))]
 LOW: Json = {"model": "m", "class": "low", "older_than_s": 600}
-LABELS = "--conversation-id c1 --user-id u1 --session-id s1 --correlation-id k1"
-ASKED: Json = {"conversation_id": "c1", "user_id": "u1", "session_id": "s1", "correlation_id": "k1"}
+LABELS = "--conversation-id c1 --user-id u1 --session-id s1 --correlation-id k1 --waiting-for memory"
+ASKED: Json = {
+    "conversation_id": "c1",
+    "user_id": "u1",
+    "session_id": "s1",
+    "correlation_id": "k1",
+    "waiting_for": "memory",
+}
 ONE = "POST /v1/requests/r1/reprioritize"
 WRONG: Json = {"error": {"message": "no time", "code": "invalid_request"}}
 DRY: Json = {"dry_run": True}
@@ -41,6 +47,10 @@ HIGH: Json = {"priority": "high"}
         (
             f"cancel {LABELS} --dry-run", {CANCEL: MATCH}, "12000 requests match; nothing was done\n", "",
             [{**ASKED, **DRY}],
+        ),
+        (
+            "cancel r1 r2 --tenant shop --dry-run", {CANCEL: MATCH}, "12000 requests match; nothing was done\n", "",
+            [{"ids": ["r1", "r2"], "tenant": "shop", **DRY}],
         ),
         ("reprioritize r1 --to high", {ONE: HIGH}, "r1 has priority high\n", "", [HIGH]),
         ("reprioritize r1 --to 3", {ONE: {"priority": 3}}, "r1 has priority 3\n", "", [{"priority": 3}]),
@@ -132,7 +142,7 @@ def test_what_does_not_exist_is_said_before_anybody_is_asked(gateway: ScriptedGa
 def test_the_options_that_choose_requests_are_named_and_exist() -> None:
     done = invoke("requests", "cancel")
     labels = "--conversation-id, --user-id, --session-id, --correlation-id"
-    wanted = f"--model, --class, --task, --status, {labels}, --older-than, --tenant"
+    wanted = f"--model, --class, --task, --status, {labels}, --older-than, --waiting-for, --tenant"
     assert (done.exit_code, done.stderr) == (2, f"penstock: name the ids of requests, or choose them: {wanted}\n")
     assert all(option in invoke("requests", "cancel", "--help").output for option in wanted.split(", "))
 

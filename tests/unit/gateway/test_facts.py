@@ -11,7 +11,20 @@ from unittest.mock import Mock
 
 import pytest
 
-from kit.records import CODEC, ORIGIN, REQUESTS, model_info, model_state, outcome, request, status, worker
+from kit.records import (
+    CODEC,
+    ORIGIN,
+    REQUESTS,
+    RESULTS,
+    STATUSES,
+    chunk,
+    model_info,
+    model_state,
+    outcome,
+    request,
+    status,
+    worker,
+)
 from kit.refusals import refused
 from kit.view_gateway import ViewGateway
 from penstock.common.clock import now_ms
@@ -44,6 +57,7 @@ from penstock.schemas.records import (
     StatusEvent,
     WaitingFor,
 )
+from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TP, TopicNames
 
 
@@ -362,6 +376,49 @@ def test_a_request_behind_one_says_so_and_no_other(view: View) -> None:
         return (shown.get("waiting_for") or {}).get("reason")
 
     assert [reason(0, 4), reason(0, 5), reason(0, 7), reason(1, 7)] == [None, "transaction", "transaction", None]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "device"),
+    [
+        ([model_state(device="gpu-1:0")], "gpu-1:0"),
+        ([model_state(device="gpu-1:0"), model_state(device="gpu-1:1", replica=1)], None),
+        ([model_state(device="gpu-1:0"), model_state(state="unloading", device="gpu-1:1", replica=1)], "gpu-1:0"),
+        ([model_state("other", device="gpu-1:0")], None),
+        ([model_state()], "gpu-1:9"),
+    ],
+)
+def test_a_request_that_runs_has_its_device_and_the_time_of_its_first_token(
+    view_gateway: ViewGateway, replicas: list[ModelState], device: str | None
+) -> None:
+    view = view_gateway.view
+    view.fleet.workers["w"] = worker(
+        "w",
+        *replicas,
+        devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9, reserved_bytes=0, used_bytes=0)],
+    )
+    view.accepted(request(stream=True))
+    facts = facts_of(view)
+
+    def shown() -> tuple[Any, Any]:
+        (found,) = facts.requests([view_gateway.entry()])
+        return found["device"], found["first_token_at"]
+
+    assert shown() == (None, None)
+    view_gateway.read(STATUSES, status("running", model="m"))
+    assert shown() == (device, None)
+    view_gateway.read(RESULTS, chunk("a", 0), timestamp_ms=3_000)
+    view_gateway.read(RESULTS, chunk("b", 1), timestamp_ms=4_000)
+    view_gateway.reopen()
+    view, facts = view_gateway.view, facts_of(view_gateway.view)
+    view.fleet.workers["w"] = worker(
+        "w",
+        *replicas,
+        devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9, reserved_bytes=0, used_bytes=0)],
+    )
+    assert shown() == (device, rfc3339(3_000))
+    view_gateway.read(RESULTS, outcome(device="gpu-1:7"))
+    assert shown() == ("gpu-1:7", None), "timings has it"
 
 
 def test_gauges_follow_the_orders_that_pause(facts: Facts, view: View) -> None:

@@ -18,11 +18,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kit.records import CONTROL, KEY, NAMES, RESULTS, command, outcome, request
+from kit.records import (
+    CONTROL,
+    KEY,
+    NAMES,
+    RESULTS,
+    STATUSES,
+    command,
+    model_info,
+    model_state,
+    outcome,
+    request,
+    status,
+    worker,
+)
 from kit.view_gateway import ViewGateway
 from penstock.common import log_records
+from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.gateway.service.facts import Facts
 from penstock.gateway.service.lookups import Lookups
 from penstock.gateway.service.subscriptions import Subscription
 from penstock.gateway.view import frames as frames_module
@@ -37,6 +52,7 @@ from penstock.gateway.view.request_state import ENTRY_BYTES
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, Overloaded
 from penstock.schemas.errors import Gone as GoneError
+from penstock.schemas.records import WAITING_REASONS, WaitingFor
 from penstock.schemas.topics import TP
 
 
@@ -143,6 +159,37 @@ async def test_a_page_is_filled_with_what_is_behind_requests_that_are_left_out(
         shown = await gateway.lookups.page("default", **page)
         rest = await gateway.lookups.page("default", **{**page, "after": shown[-1].key})
         assert [[one.request_id for one in part] for part in (shown, rest)] == [["r0", "r2", "r6"], ["r7"]]
+
+
+WAIT = {"short": "memory", "loads": "model_loading", "late": "scheduled", "alone": "no_worker", "held": "transaction"}
+
+
+@pytest.mark.parametrize("aside", [False, True])
+async def test_lists_are_filtered_by_what_requests_wait_for(tmp_path: Path, aside: bool) -> None:
+    """Some reasons workers state, others the gateway judges: a list has what callers read in `waiting_for`."""
+    transactions: Any = Mock(holds=lambda entry: "it is held" if entry.request_id == "held" else None)
+    with Gateway(tmp_path / "view.sqlite", held_live=0 if aside else 100) as gateway:
+        view, at_ms = gateway.view, now_ms()
+        view.fleet.workers["w"] = worker("w", model_state("m"), updated_at=at_ms)
+        view.fleet.models = {("m", "w"): model_info("m"), ("lost", "v"): model_info("lost", updated_at=at_ms)}
+        facts = Facts(view, gateway.follower, gateway.hub, transactions=transactions)
+        for at, name in enumerate((*WAIT, "runs")):
+            later = at_ms + 60_000 if name == "late" else None
+            model = "lost" if name == "alone" else "m"
+            view.accepted(request(name, model=model, start_after=later, created_at=at_ms + at))
+        for name in ("short", "loads", "alone", "late"):
+            said = WaitingFor(reason=WAIT.get(name, "") if name in ("short", "loads") else "memory")
+            gateway.read(STATUSES, status("queued", request_id=name, waiting_for=said))
+        gateway.read(STATUSES, status("running", request_id="runs"))
+        if aside:
+            gateway.put_aside()
+        for reason in WAITING_REASONS:
+            where = RequestFilter(waits_for=facts.waits_for(reason))
+            page = await gateway.lookups.page(None, limit=9, after=None, newest_first=True, where=where)
+            assert [one.request_id for one in page] == [name for name, why in WAIT.items() if why == reason], reason
+            assert {one["waiting_for"]["reason"] for one in facts.requests(page)} <= {reason}
+            live = {one.key async for one in gateway.lookups.live(["default"]) if where.matches(one)}
+            assert live == {one.key for one in page}
 
 
 async def test_what_another_gateway_has_erased_is_not_shown(gateway: Gateway) -> None:

@@ -134,6 +134,14 @@ TELLS = [
         cause="2 loads failed: OSError",
         affects="3 requests wait",
     ),
+    tells(
+        "model_failed",
+        seen(live("w", model_state("chat", "failed", reason="it is neither a folder nor a hub id", code="invalid"))),
+        action=Action(
+            label="correct its entry or its files",
+            command="penstock models add chat --replace --engine text --source SOURCE",
+        ),
+    ),
     tells("model_without_worker", seen(live("w", model_state("other"))), cause="no live worker serves it"),
     tells(
         "pool_without_worker",
@@ -344,9 +352,23 @@ def test_many_unknown_names_are_a_few_lines() -> None:
     assert (found[0].subject, found[-1].affects) == ("m099", "80 requests wait")
 
 
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [((live(state="stopped"),), "no_worker"), ((live(state="starting"),), "no_worker"), ((), "pool_without_worker")],
+)
+def test_workers_that_stopped_in_order_are_missed_once_requests_wait(
+    workers: tuple[WorkerState, ...], told: str
+) -> None:
+    pool = None if workers else "night"
+    facts = {"models": (model_info("chat", pool=pool), *(() if workers else (CHAT,)))}
+    idle = problems(seen(*workers, **facts))
+    (found,) = problems(seen(*workers, waiting=[waits(pool=pool)], **facts))
+    assert (idle, found.problem, found.affects[:15]) == ([], told, "3 requests wait")
+
+
 def test_a_model_of_another_pool_is_named() -> None:
     models = (CHAT, model_info("big", pool="night"))
-    (found,) = problems(seen(models=models, waiting=[waits(model="big")]))[1:]
+    (found,) = problems(seen(models=models, waiting=[waits(model="big")]))
     assert found.cause == "no worker of the common pool serves a model of this name; it is served in the pool night"
 
 

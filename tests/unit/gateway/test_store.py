@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
@@ -15,15 +16,15 @@ import pytest
 from kit.records import ORIGIN, RESULTS, chunk, outcome, request
 from kit.view_gateway import execute
 from penstock.common import log_copies
-from penstock.gateway.view import request_pages, view_file
 from penstock.gateway.view import store as store_module
+from penstock.gateway.view import view_file
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.public import request_json
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import FIRST_TURN, MAX_WAITING, TP, Batch, Store
-from penstock.schemas.errors import InvalidRequest, Overloaded
+from penstock.schemas.errors import Overloaded
 from penstock.schemas.labels import Labels
 from penstock.schemas.times import rfc3339
 from support import wait_until
@@ -435,30 +436,24 @@ def test_pages_of_all_tenants_in_both_orders(store: Store, newest_first: bool, l
     assert [(e.accepted_ms, e.request_id, e.tenant) for e in found] == order
 
 
-def test_a_list_of_too_many_tenants_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_pages, "MOST_TENANTS", 2)
-    entries = [new_entry("r", tenant=f"t{at}") for at in range(5)]
-    for entry in entries[2:]:
-        ended(entry)
-    write(store, 1, *entries)
-    for status in (None, "completed", "waiting"):
-        if status == "waiting":
-            write(store, 2, new_entry("s", tenant="t4"))
-        with pytest.raises(InvalidRequest, match="name one"):
-            store.page(None, limit=1, after=None, newest_first=True, where=RequestFilter(status=status))
-
-
-@pytest.mark.parametrize("status", ["waiting", "accepted"])
-def test_of_live_requests_only_the_tenants_count_that_have_some(
-    store: Store, monkeypatch: pytest.MonkeyPatch, status: str
+@pytest.mark.parametrize("status", [None, "completed", "unsuccessful", "waiting"])
+def test_a_page_of_all_tenants_asks_only_tenants_whose_rows_are_on_it(
+    store: Store, connections: list[sqlite3.Connection], status: str | None
 ) -> None:
-    monkeypatch.setattr(request_pages, "MOST_TENANTS", 2)
-    entries = [new_entry("r", tenant=f"t{at}") for at in range(5)]
-    for entry in entries[2:]:
-        ended(entry)
+    entries = [new_entry(f"r{at}", tenant=f"t{at % 40:02}", accepted_ms=at) for at in range(160)]
+    for entry, end in zip(entries, itertools.cycle(["completed", "failed", "expired", None]), strict=False):
+        if end is not None:
+            ended(entry, end)
     write(store, 1, *entries)
-    found = store.page(None, limit=9, after=None, newest_first=False, where=RequestFilter(status=status))
-    assert [entry.tenant for entry in found or ()] == ["t0", "t1"]
+    where = RequestFilter(status=status)
+    page(store)
+    asked: list[str] = []
+    connections[-1].set_trace_callback(asked.append)
+    found = store.page(None, limit=5, after=entries[100].key, newest_first=True, where=where)
+    connections[-1].set_trace_callback(None)
+    wanted = [entry for entry in reversed(entries[:100]) if where.matches(entry)][:5]
+    assert ids(found) == ids(wanted)
+    assert sum("INDEXED BY" in query for query in asked) <= 6 * len(where.statuses), "5 tenants of each status"
 
 
 LABELLED: list[dict[str, Any]] = [

@@ -557,7 +557,7 @@ class Parts:
             raise self.outcome
         return SimpleNamespace(done=self.outcome)
 
-    def waits_unseen(self, entry: Any) -> dict[str, Any]:
+    def beside(self, entry: Any) -> dict[str, Any]:
         return {}
 
     async def public(self, entry: Any, beside: Any) -> bytes:

@@ -19,6 +19,9 @@ AT_ONCE = 5_000
 CALL_S = 300
 
 
+WaitingFor = Annotated[str | None, typer.Option(help="Those that wait for this reason, e.g. memory.")]
+
+
 class PriorityClass(StrEnum):
     HIGH = "high"
     MEDIUM = "medium"
@@ -48,13 +51,15 @@ class Chosen:
     session_id: Annotated[str | None, typer.Option(help="Those of this session.")] = None
     correlation_id: Annotated[str | None, typer.Option(help="Those with this correlation_id.")] = None
     older_than: Annotated[str | None, typer.Option(help="Those accepted so long ago: 30s, 10m, 2h or 1d.")] = None
+    waiting_for: WaitingFor = None
     tenant: Annotated[str | None, typer.Option(help="Those of this tenant, or * for all; needs the scope admin.")] = (
         None
     )
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count them.")] = False
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a filter; empty if ids are named. Raises CliFailure (usage) if neither or both are."""
+        """The fields of a filter, or the tenant whose ids are named. Raises CliFailure (usage) if neither or both are
+        given."""
         fields = {
             "model": self.model,
             "class": self.class_,
@@ -65,10 +70,11 @@ class Chosen:
             "session_id": self.session_id,
             "correlation_id": self.correlation_id,
             "older_than_s": None if self.older_than is None else seconds_of(self.older_than),
+            "waiting_for": self.waiting_for,
             "tenant": self.tenant,
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        if bool(self.request_ids) == bool(given):
+        if bool(self.request_ids) == bool(given.keys() - {"tenant"} if self.request_ids else given):
             options = ", ".join(f"--{name.removesuffix('_s').replace('_', '-')}" for name in fields)
             raise CliFailure(f"name the ids of requests, or choose them: {options}", exit_code=ExitCode.USAGE)
         return given
@@ -90,7 +96,7 @@ def command(
     """
     fields = chosen.fields()
     if fields or chosen.dry_run:
-        body = {**(fields or {"ids": chosen.request_ids}), **more}
+        body = {**fields, **({"ids": chosen.request_ids} if chosen.request_ids else {}), **more}
         command_all(gateway, api_path("/v1/requests", action), body, done, dry_run=chosen.dry_run, as_json=as_json)
         return
     for request_id in chosen.request_ids or ():

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.commands.api_paths import api_path
-from penstock.cli.commands.bulk_requests import Chosen, command
+from penstock.cli.commands.bulk_requests import Chosen, WaitingFor, command
 from penstock.cli.commands.common import (
     AsJson,
     Gateway,
@@ -38,6 +38,7 @@ def list_requests(
     task: Annotated[str | None, typer.Option(help="Only these, e.g. embedding.")] = None,
     model: Annotated[str | None, typer.Option(help="Only those of this model.")] = None,
     klass: Annotated[str | None, typer.Option("--class", help="Only these: high, medium or low.")] = None,
+    waiting_for: WaitingFor = None,
     tenant: Tenant = None,
     limit: Annotated[int, typer.Option(min=1, help="The newest so many.")] = 20,
     as_json: AsJson = False,
@@ -59,6 +60,7 @@ def list_requests(
         "task": task,
         "model": model,
         "class": klass,
+        "waiting_for": waiting_for,
     }
     if status not in (None, "waiting", "unsuccessful", *STATUS_RANKS):
         text = f"--status {status}: there are waiting, unsuccessful, {', '.join(STATUS_RANKS)}"

@@ -124,7 +124,8 @@ class Caller:
     def require(self, scope: str) -> None:
         """Raises Forbidden when the key lacks the scope."""
         if not self.allows(scope):
-            raise Forbidden(f"this key may not do that: it lacks the scope `{scope}`")
+            details = {"scopes": sorted(self.scopes)}
+            raise Forbidden(f"this key may not do that: it lacks the scope `{scope}`", details=details)
 
     def priority(self, asked: int | None) -> int:
         """The priority to submit with: what was asked, else the default as far as the key allows it.

@@ -274,8 +274,11 @@ class RequestFacts(Answer):
         str | None, Field(description="Why this model was chosen for a request that named none.")
     ] = None
     worker_id: Annotated[str | None, Field(description="The worker that reported the status.")] = None
-    device: Annotated[str | None, Field(description="Where it ran, when it has ended.")] = None
+    device: Annotated[str | None, Field(description="Where it runs or ran; null if that is not known.")] = None
     status_at: Annotated[Time | None, Field(description="When the status was reported.")] = None
+    first_token_at: Annotated[
+        Time | None, Field(description="When the first piece of its stream came, while it runs; see `timings` later.")
+    ] = None
     ttl_ms: Annotated[
         int | None, Field(description="Its time to live when the system chose one, from its acceptance on.")
     ] = None

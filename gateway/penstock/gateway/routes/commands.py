@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -14,9 +15,9 @@ from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.multipart import read_json
 from penstock.gateway.routes.request_filters import MOST_AGE_S, checked
-from penstock.gateway.service.bulk_commands import Bulk, BulkDone, Chosen
-from penstock.gateway.service.selection import Selection
-from penstock.gateway.view.filters import RequestFilter
+from penstock.gateway.service.bulk_commands import Bulk, BulkDone
+from penstock.gateway.service.selection import ALL_TENANTS, Selection
+from penstock.gateway.view.filters import RequestFilter, WaitsFor
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.ids import check_conversation_id
 from penstock.schemas.times import rfc3339, time_ms
@@ -70,27 +71,31 @@ class ManyBody(BaseModel):
     accepted_before: Annotated[
         str | None, Field(description="Accepted before this time: RFC 3339, or Unix seconds.")
     ] = None
+    waiting_for: Annotated[str | None, Field(description="Those that wait for this reason.")] = None
     tenant: Annotated[
-        str | None, Field(description="Another tenant, or `*` for all: needs the scope `admin`; with a filter only.")
+        str | None, Field(description="Another tenant, or `*` for all, with a filter: needs the scope `admin`.")
     ] = None
     limit: Annotated[int | None, Field(ge=1, description="At most so many; `has_more` says if others are left.")] = None
     dry_run: Annotated[bool, Field(description="Do nothing: count them.")] = False
 
-    def bulk(self) -> Bulk:
-        """Raises InvalidRequest."""
-        return Bulk(chosen=self._chosen(), limit=self.limit, dry_run=self.dry_run)
+    def bulk(self, waits_for: Callable[[str], WaitsFor]) -> Bulk:
+        """`waits_for` judges why requests wait. Raises InvalidRequest."""
+        return Bulk(chosen=self._chosen(waits_for), limit=self.limit, dry_run=self.dry_run)
 
-    def _chosen(self) -> Chosen:
+    def _chosen(self, waits_for: Callable[[str], WaitsFor]) -> Selection:
         named = {name for name in ManyBody.model_fields if getattr(self, name) is not None} - {"limit", "dry_run"}
         if not named:
             names = sorted(
                 field.alias or name for name, field in ManyBody.model_fields.items() if name not in NO_FILTER
             )
             raise InvalidRequest(f"give ids, or a filter: {', '.join(names)}")
+        before_ms = None if self.accepted_before is None else time_ms(self.accepted_before, "accepted_before")
         if self.ids is not None:
-            if len(named) > 1:
+            if named - {"ids", "tenant", "accepted_before"}:
                 raise InvalidRequest("give either ids or a filter", param="ids")
-            return tuple(self.ids)
+            if self.tenant == ALL_TENANTS:
+                raise InvalidRequest("name the tenant whose ids they are", param="tenant")
+            return Selection(ids=dict.fromkeys(self.ids), tenant=self.tenant, accepted_before_ms=before_ms)
         where = RequestFilter(
             status=self.status,
             conversation_id=None if self.conversation_id is None else check_conversation_id(self.conversation_id),
@@ -101,13 +106,12 @@ class ManyBody(BaseModel):
             model=self.model,
             klass=self.class_,
             id_contains=self.id_contains,
+            waits_for=None if self.waiting_for is None else waits_for(self.waiting_for),
         )
         return Selection(
             where=checked(where),
             tenant=self.tenant,
-            accepted_before_ms=(
-                None if self.accepted_before is None else time_ms(self.accepted_before, "accepted_before")
-            ),
+            accepted_before_ms=before_ms,
             older_than_ms=None if self.older_than_s is None else round(self.older_than_s * 1000),
         )
 
@@ -130,8 +134,10 @@ async def reprioritize(request: Request, request_id: str) -> Response:
 @router.post("/requests/cancel", status_code=202, summary="Cancel several requests, by ids or by filter")
 async def cancel_many(request: Request) -> dict[str, Any]:
     """Answers how many were asked to end, and the first 1,000 of them."""
-    bulk = validated(ManyBody, await read_json(request)).bulk()
-    done = await service_of(request).bulk_commands.cancel(caller_of(request), bulk)
+    body = validated(ManyBody, await read_json(request))
+    service = service_of(request)
+    bulk = body.bulk(service.facts.waits_for)
+    done = await service.bulk_commands.cancel(caller_of(request), bulk)
     return {"object": "cancellation", **_facts(bulk, done)}
 
 
@@ -140,8 +146,9 @@ async def reprioritize_many(request: Request) -> dict[str, Any]:
     """Those that run stay as they are. Answers how many were moved, and the first 1,000 of them."""
     caller = caller_of(request)
     body = validated(ReprioritizeManyBody, await read_json(request))
-    bulk, priority = body.bulk(), _priority(body.priority, caller)
-    done = await service_of(request).bulk_commands.reprioritize(caller, bulk, priority)
+    service = service_of(request)
+    bulk, priority = body.bulk(service.facts.waits_for), _priority(body.priority, caller)
+    done = await service.bulk_commands.reprioritize(caller, bulk, priority)
     return {"object": "reprioritization", "priority": priority, **_facts(bulk, done)}
 
 

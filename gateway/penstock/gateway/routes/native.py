@@ -135,7 +135,7 @@ async def send(
 async def _waited(service: GatewayService, tenant: str, request_id: str, wait_s: float, headers: Headers) -> Response:
     """202 if it is not done after `wait_s`. Raises as `Lookups.wait` and `Lookups.public`."""
     entry = await service.lookups.wait(tenant, request_id, wait_s)
-    body = await service.lookups.public(entry, service.facts.waits_unseen(entry))
+    body = await service.lookups.public(entry, service.facts.beside(entry))
     return Response(body, 200 if entry.done else 202, {"content-type": "application/json", **headers})
 
 
@@ -178,7 +178,7 @@ async def get_request(
 ) -> Response:
     service = service_of(request)
     entry = await service.lookups.wait(caller_of(request).tenant, request_id, wait)
-    body = await service.lookups.public(entry, service.facts.waits_unseen(entry))
+    body = await service.lookups.public(entry, service.facts.beside(entry))
     return Response(body, media_type="application/json", headers={"x-request-id": request_id})
 
 

@@ -23,8 +23,9 @@ from penstock.schemas.labels import Labels
 
 FACTS = {
     "object", "request_id", "task", "status", "done", "attempt", "priority", "model", "pool", "conversation_id",
-    "position", "detail", "waiting_for", "model_reason", "worker_id", "device", "status_at", "ttl_ms", "created_at",
-    "start_after", "finished_at", "timings", "error", "redriven_from", "history", "history_dropped", *Labels._fields,
+    "position", "detail", "waiting_for", "model_reason", "worker_id", "device", "status_at", "first_token_at", "ttl_ms",
+    "created_at", "start_after", "finished_at", "timings", "error", "redriven_from", "history", "history_dropped",
+    *Labels._fields,
 }  # fmt: skip
 """Where a request stands and why it failed, not what is in it."""
 

@@ -34,7 +34,7 @@ async def get_result(
     entry = await service.lookups.wait(tenant, request_id, wait)
     named = {"x-request-id": request_id}
     if not entry.done:
-        body = await service.lookups.public(entry, service.facts.waits_unseen(entry))
+        body = await service.lookups.public(entry, service.facts.beside(entry))
         return Response(body, 202, named, media_type="application/json")
     output = await _output_of(service, await service.lookups.find_whole(tenant, request_id))
     images: list[dict[str, Any]] = output.get("images") or []

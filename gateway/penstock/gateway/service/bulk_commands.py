@@ -21,15 +21,13 @@ from penstock.schemas.errors import PenstockError
 FIRST_IDS = 1_000
 CLOCKS_APART_MS = 5_000
 """The broker's clock, which dates requests, may be so far ahead. What is accepted later came after the call."""
-Chosen = Selection | tuple[str, ...]
-"""By a filter, or by ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bulk:
     """What one call does. `limit`: how many requests at most; None: all. `dry_run`: count them, and do nothing."""
 
-    chosen: Chosen
+    chosen: Selection
     limit: int | None = None
     dry_run: bool = False
 
@@ -108,7 +106,7 @@ class BulkCommands:
             now.require("admin")
         await self._control.command_all(kind, entries, priority)
 
-    async def _moved(self, caller: Caller, chosen: Chosen, priority: int) -> AsyncIterator[Entry]:
+    async def _moved(self, caller: Caller, chosen: Selection, priority: int) -> AsyncIterator[Entry]:
         lines: set[Key] = set()
         chosen_here = _is_chosen(chosen)
 
@@ -127,21 +125,25 @@ class BulkCommands:
                 for turn in await self._control.moved(line, is_chosen, priority):
                     yield turn
 
-    async def _chosen(self, caller: Caller, chosen: Chosen) -> AsyncIterator[Entry]:
+    async def _chosen(self, caller: Caller, chosen: Selection) -> AsyncIterator[Entry]:
         """Requests that have not ended, as they are now; some may come twice. Unknown and foreign ids are left out."""
-        is_chosen = _is_chosen(chosen)
-        if isinstance(chosen, Selection):
-            tenants = self._tenants(caller, chosen.tenant)
+        is_chosen, tenants = _is_chosen(chosen), self._tenants(caller, chosen.tenant)
+        found = self._named(tenants, chosen.ids) if chosen.ids is not None else self._live(tenants, chosen.where.klass)
+        async for entry in found:
+            if is_chosen(entry) and caller.reaches(entry):
+                yield entry
+
+    async def _live(self, tenants: Collection[str], klass: str | None) -> AsyncIterator[Entry]:
+        await self._lookups.catch_up()
+        async for entry in self._lookups.live(tenants, klass):
+            yield entry
+
+    async def _named(self, tenants: Collection[str], ids: Collection[str]) -> AsyncIterator[Entry]:
+        keys = [(tenant, request_id) for tenant in tenants for request_id in ids]
+        if any(self._view.in_memory(key) is None for key in keys):
             await self._lookups.catch_up()
-            async for entry in self._lookups.live(tenants, chosen.where.klass):
-                if is_chosen(entry) and caller.reaches(entry):
-                    yield entry
-            return
-        if any(self._view.in_memory((caller.tenant, one)) is None for one in chosen):
-            await self._lookups.catch_up()
-        for number, request_id in enumerate(dict.fromkeys(chosen), start=1):
-            entry = self._lookups.peek(caller.tenant, request_id)
-            if entry is not None and caller.reaches(entry) and not entry.closed and not entry.erased:
+        for number, key in enumerate(keys, start=1):
+            if (entry := self._lookups.peek(*key)) is not None:
                 yield entry
             if number % PEEKED_AT_ONCE == 0:
                 await asyncio.sleep(0)  # others have their turn on the loop
@@ -153,11 +155,8 @@ class BulkCommands:
         return tuple(self._view.tenants.known()) if asked == ALL_TENANTS else (asked or "",)
 
 
-def _is_chosen(chosen: Chosen) -> Callable[[Entry], bool]:
-    if isinstance(chosen, Selection):
-        at_ms, meant = now_ms(), chosen
-        if chosen.accepted_before_ms is None:  # a caller may submit anew what the call cancels
-            meant = replace(chosen, accepted_before_ms=at_ms + CLOCKS_APART_MS)
-        return lambda entry: meant.meets(entry, at_ms)
-    ids = frozenset(chosen)
-    return lambda entry: entry.request_id in ids
+def _is_chosen(chosen: Selection) -> Callable[[Entry], bool]:
+    at_ms, meant = now_ms(), chosen
+    if chosen.accepted_before_ms is None and chosen.ids is None:  # a caller may submit anew what the call cancels
+        meant = replace(chosen, accepted_before_ms=at_ms + CLOCKS_APART_MS)
+    return lambda entry: meant.meets(entry, at_ms)

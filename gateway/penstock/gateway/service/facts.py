@@ -22,6 +22,7 @@ from penstock.gateway.service.tenant_shares import tenants_json
 from penstock.gateway.service.waiting import all_waiting_json
 from penstock.gateway.view.census import Waiting
 from penstock.gateway.view.entries import Entry
+from penstock.gateway.view.filters import WaitsFor
 from penstock.gateway.view.fleet import SERVING, STOPPED, KnownModels
 from penstock.gateway.view.follower import Follower, Readiness
 from penstock.gateway.view.gateways import is_alive
@@ -34,6 +35,8 @@ from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest
 from penstock.schemas.times import rfc3339
 
 RUNNING_RANK = STATUS_RANKS["running"]
+RUNS_IN = frozenset({"ready", "draining"})
+"""States of a replica that may run requests."""
 
 _ANYWHERE = "*"
 """No pool's name: a conversation of which nothing is known yet."""
@@ -147,10 +150,33 @@ class Facts:
         found = ((kind, liveness.awaits_worker(kind.task, kind.model, kind.pool)) for kind in kinds)
         return [(kind, reason) for kind, reason in found if reason is not None]
 
+    def waits_for(self, reason: str) -> WaitsFor:
+        """The requests that wait for it, judged at one moment."""
+        liveness = self.liveness()
+
+        def reason_of(entry: Entry) -> str | None:
+            stated = None if entry.done or entry.status is None else waiting_json(entry.status.waiting_for)
+            shown = self.waits_unseen(entry, liveness).get("waiting_for", stated)
+            return None if shown is None else shown["reason"]
+
+        unserved = [kind.kind for kind, _ in self.waiting_without_worker(liveness)]
+        return WaitsFor(reason=reason, reason_of=reason_of, unserved=unserved)
+
     def requests(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """Requests as callers see them, judged at one moment."""
         liveness = self.liveness()
-        return [{**entry.to_json(), **self.waits_unseen(entry, liveness)} for entry in entries]
+        return [{**entry.to_json(), **self.beside(entry, liveness)} for entry in entries]
+
+    def beside(self, entry: Entry, liveness: Liveness | None = None) -> dict[str, Any]:
+        """Fields in place of a request's own: why it waits if no worker sees it, and the device on which it runs."""
+        if entry.status_name != "running" or (status := entry.status) is None:
+            return self.waits_unseen(entry, liveness)
+        if (worker := self._view.fleet.workers.get(status.worker_id)) is None:
+            return {}
+        devices = {one.device for one in worker.models if one.model == status.model and one.state in RUNS_IN}
+        if None in devices:  # a replica without reserved memory
+            devices = {one.device for one in worker.devices}
+        return {"device": devices.pop()} if len(devices) == 1 else {}
 
     def plan(self, request: InferenceRequest, turns_before: int) -> dict[str, Any]:
         """What would become of the request, as callers see it. Raises ModelNotFound, InsufficientCapacity.

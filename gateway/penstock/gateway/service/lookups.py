@@ -182,14 +182,15 @@ class Lookups:
         await self._follower.read_commands()
         await self._written()
         limit: int = options["limit"]
+        where: RequestFilter = options.get("where", ALL)
         shown: list[Entry] = []
         for _ in range(MOST_PARTS):
             entries = await self._threads.lists.run_for(tenant or ALL_TENANTS, self._view.page, tenant, **options)
             if entries is None:
                 raise InvalidRequest("after names no request that is still known; begin anew without it", param="after")
             newest = [self._view.in_memory(entry.key) or entry for entry in entries]
-            shown += [entry for entry in newest if not entry.erased and self._view.is_settled(entry)]
-            # A page with less is the last one. What is left out while the history is read does not make it so.
+            shown += [one for one in newest if not one.erased and self._view.is_settled(one) and where.matches(one)]
+            # A page with less is the last one. What is left out here does not make it so.
             if len(shown) >= limit or len(entries) < options["limit"]:
                 break
             options = {**options, "after": entries[-1].key, "limit": PART}

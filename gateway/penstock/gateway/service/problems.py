@@ -18,7 +18,7 @@ from penstock.gateway.view.fleet import SERVING
 from penstock.gateway.view.gateways import LATE_MS, is_alive
 from penstock.gateway.view.liveness import Liveness, ModelId
 from penstock.schemas.desired import CLASS
-from penstock.schemas.errors import InsufficientCapacity
+from penstock.schemas.errors import InsufficientCapacity, InvalidRequest
 from penstock.schemas.records import GatewayState, WorkerState
 from penstock.schemas.times import rfc3339
 from penstock.schemas.topics import TP
@@ -297,7 +297,8 @@ def _in_pool(pool: str | None) -> tuple[str, str]:
 def _workers(seen: Seen) -> Iterator[Found]:
     live = seen.live
     if seen.liveness.live_workers == 0:
-        yield _no_worker(seen)
+        if seen.liveness.silent_workers or seen.waiting or seen.running:  # else nobody misses one
+            yield _no_worker(seen)
         return
     held = {place for one in live for place in one.assigned}
     for one in sorted(seen.workers, key=lambda state: state.worker_id):
@@ -409,7 +410,8 @@ def _models(seen: Seen, waiting: _Waiting) -> Iterator[Found]:
     liveness = seen.liveness
     if liveness.live_workers == 0:
         return
-    for model, pool in sorted(liveness.without_worker, key=_by_name):
+    missed = [one for one in liveness.without_worker if liveness.empty_pool(one[1]) is None]
+    for model, pool in sorted(missed, key=_by_name):
         yield _lost_model(liveness, (model, pool), waiting.of(model, pool))
     for pool, waits in sorted(waiting.by_pool.items(), key=lambda one: one[0] or ""):
         if (cause := liveness.empty_pool(pool)) is not None:
@@ -488,16 +490,20 @@ def _lost_model(liveness: Liveness, of: ModelId, waits: _Waits) -> Found:
             since_ms=waits.since_ms,
         )
     why = ": ".join(filter(None, (liveness.lost[of], liveness.causes.get(of))))
-    too_large = liveness.codes.get(of) == InsufficientCapacity.code
-    # What no device can hold is not loaded by another try.
-    label, order = ("do not load it", "unload") if too_large else ("load it again", "load")
+    code = liveness.codes.get(of)
+    # What no device can hold, or nobody can find, is not loaded by another try.
+    label, order = ("do not load it", "unload") if code == InsufficientCapacity.code else ("load it again", "load")
     act = Action(
         label=label,
         command=f"penstock models {order} {name}{option}",
         path=f"/v1/admin/models/{quote(model)}/{order}{query}",
     )
+    if code == InvalidRequest.code:
+        (engine,) = {one.engine for one in liveness.models if (one.model, one.pool) == of}
+        correct = f"penstock models add {name} --replace --engine {engine} --source SOURCE{option}"
+        act = Action(label="correct its entry or its files", command=correct)
     return Found(
-        problem="model_too_large" if too_large else "model_failed",
+        problem="model_too_large" if code == InsufficientCapacity.code else "model_failed",
         subject=model,
         pool=pool,
         affects=waits.text,

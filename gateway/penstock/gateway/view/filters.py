@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.gateway.view.wait_counts import Kind
 from penstock.schemas.records import STATUS_RANKS
 from penstock.schemas.topics import priority_class
 
@@ -18,6 +20,30 @@ STATUS_GROUPS = {
     "unsuccessful": ("failed", "dead_lettered", "expired"),
 }
 """In place of a status: any of these."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitsFor:
+    """Requests that wait for one reason, as callers read it: some reasons only the gateway knows."""
+
+    reason: str
+    reason_of: Callable[[Entry], str | None]
+    """Why a request waits, judged when the call began."""
+    unserved: Collection[Kind] = ()
+    """The kinds of requests that wait and that no live worker serves."""
+
+    def condition(self) -> tuple[str, Any]:
+        """True of all rows of the view's file that wait for it, and perhaps of others; `counted` is a `Counted`."""
+        match self.reason:
+            case "no_worker":
+                kinds = [json.dumps(kind, ensure_ascii=False, separators=(",", ":")) for kind in self.unserved]
+                return "json_extract(counted, '$[1]') IN (SELECT value FROM json_each(?))", json.dumps(kinds)
+            case "scheduled":
+                return "json_extract(counted, '$[3]') > ?", 0
+            case "transaction":
+                return "status = ?", "accepted"
+            case _:
+                return "json_extract(counted, '$[5]') = ?", self.reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +60,7 @@ class RequestFilter:
     klass: str | None = None
     id_contains: str | None = None
     accepted_until_ms: int | None = None
+    waits_for: WaitsFor | None = None
 
     def matches(self, entry: Entry) -> bool:
         """Whether a request is as this filter wants it, as far as is known of it now."""
@@ -42,12 +69,14 @@ class RequestFilter:
             and all(wanted == _value(entry, name) for name, wanted in self._wanted())
             and (self.id_contains is None or self.id_contains in entry.request_id)
             and (self.accepted_until_ms is None or entry.listed_ms <= self.accepted_until_ms)
+            and (self.waits_for is None or self.waits_for.reason_of(entry) == self.waits_for.reason)
         )
 
     @property
     def statuses(self) -> tuple[str | None, ...]:
         """Those of which one must be so; None is any."""
-        return STATUS_GROUPS.get(self.status or "", (self.status,))
+        implied = "" if self.waits_for is None else "waiting"
+        return STATUS_GROUPS.get(self.status or implied, (self.status,))
 
     @property
     def live_alone(self) -> bool:
@@ -62,6 +91,8 @@ class RequestFilter:
             yield "instr(request_id, ?) > 0", self.id_contains
         if self.accepted_until_ms is not None:
             yield "accepted_ms <= ?", self.accepted_until_ms
+        if self.waits_for is not None:
+            yield self.waits_for.condition()
 
     def _wanted(self) -> Iterator[tuple[str, str]]:
         """The columns that must have a value, and which, but for the status."""
@@ -75,7 +106,7 @@ class RequestFilter:
         for name in ("correlation_id", "session_id", "conversation_id", "user_id"):
             if getattr(self, name) is not None:
                 return f"by_{name.removesuffix('_id')}"
-        return "by_time" if self.status in (None, "completed") else "by_status"
+        return "by_time" if {None, "completed"}.issuperset(self.statuses) else "by_status"
 
 
 ALL = RequestFilter()

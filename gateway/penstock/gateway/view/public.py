@@ -40,6 +40,7 @@ def request_json(entry: RequestState, *, whole: bool = False) -> dict[str, Any]:
         "worker_id": None if said is None else said.worker_id,
         "device": None if event is None else event.device,
         "status_at": rfc3339(status_ms),
+        "first_token_at": rfc3339(entry.first_piece_ms) if entry.first_piece_ms else None,
         "ttl_ms": None if status is None else status.ttl_ms,
         "created_at": rfc3339(entry.listed_ms),
         "start_after": rfc3339(entry.waits_from_ms) if entry.waits_from_ms > entry.accepted_ms else None,

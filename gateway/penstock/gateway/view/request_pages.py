@@ -8,41 +8,34 @@ from typing import Any
 
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.request_state import Key
-from penstock.schemas.errors import InvalidRequest
 
-MOST_TENANTS = 2_000
-"""Whose requests one page may hold: the file is asked once for each of them."""
-_TENANTS = """
+_FIRST_TENANTS = """
 WITH RECURSIVE names(tenant) AS (
   SELECT min(tenant) FROM {rows}
   UNION ALL SELECT (SELECT min(tenant) FROM {rows} AND tenant > names.tenant) FROM names WHERE tenant IS NOT NULL)
-SELECT tenant FROM names WHERE tenant IS NOT NULL LIMIT ?
+SELECT requests.tenant FROM names JOIN requests
+  ON requests.number = (SELECT number {scan} AND tenant = names.tenant{order} LIMIT 1)
+{tenants_order} LIMIT ?
 """
+"""The tenants whose first rows come first. A page holds rows of these alone, if they are as many as its rows."""
 _ALL_ROWS, _LIVE_ROWS = "requests WHERE true", "requests INDEXED BY live WHERE done = 0"
 Place = tuple[int, str, str, int]
 """(when it was accepted, request_id, tenant): the order of all lists; and the number of the row."""
-
-
-def tenants(connection: sqlite3.Connection, where: RequestFilter) -> list[str]:
-    """All that may have such requests. Raises InvalidRequest when these are too many for a list of all."""
-    query = _TENANTS.format(rows=_LIVE_ROWS if where.live_alone else _ALL_ROWS)
-    found = [tenant for (tenant,) in connection.execute(query, (MOST_TENANTS + 1,))]
-    if len(found) > MOST_TENANTS:
-        narrower = "name one" if where.live_alone else "name one, or a status of requests that have not ended"
-        raise InvalidRequest(f"a list of all tenants holds {MOST_TENANTS:,} at most: {narrower}", param="tenant")
-    return found
+_BEHIND = {newest: f" AND (accepted_ms, request_id, tenant) {'<' if newest else '>'} (?, ?, ?)" for newest in (0, 1)}
+_ORDER = {newest: f" ORDER BY accepted_ms {word}, request_id {word}" for newest, word in enumerate(("ASC", "DESC"))}
+_TENANTS_ORDER = {newest: f"{_ORDER[newest]}, requests.tenant {'DESC' if newest else 'ASC'}" for newest in (0, 1)}
 
 
 def numbers_of_page(
     connection: sqlite3.Connection,
-    tenants: Sequence[str],
+    tenant: str | None,
     *,
     limit: int,
     after: Key | None,
     newest_first: bool,
     where: RequestFilter,
 ) -> list[int] | None:
-    """The rows on one page of these tenants together, in order, behind the request `after`.
+    """The rows on one page of a tenant, or of all tenants, in order, behind the request `after`.
 
     None if that is unknown.
     """
@@ -53,33 +46,39 @@ def numbers_of_page(
             return None
         last = (accepted[0], after[1], after[0])
     page: list[Place] = []
-    for query, values in _scans(tenants, where):
-        behind = "" if last is None else f" AND {_BEHIND[newest_first]}"
-        # Of each further tenant and status only what goes before the last on the page so far.
-        before = f" AND {_BEHIND[not newest_first]}" if len(page) == limit else ""
-        bounds = (*(last or ()), *(page[-1][:3] if before else ()))
-        found = connection.execute(f"{query}{behind}{before}{_ORDER[newest_first]}", [*values, *bounds, limit])
-        if rows := found.fetchall():
-            page = sorted([*page, *rows], reverse=newest_first)[:limit]
+
+    def bounded(scan: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
+        """Behind `after`, and before the last on the page so far if it is full."""
+        behind = "" if last is None else _BEHIND[newest_first]
+        before = _BEHIND[not newest_first] if len(page) == limit else ""
+        return scan + behind + before, [*values, *(last or ()), *(page[-1][:3] if before else ())]
+
+    order = _ORDER[newest_first]
+    for scan, values in _scans(where):
+        tenants = [tenant]
+        if tenant is None:
+            rows = _LIVE_ROWS if where.live_alone else _ALL_ROWS
+            inner, bounds = bounded(scan, values)
+            heads = _FIRST_TENANTS.format(
+                rows=rows, scan=inner, order=order, tenants_order=_TENANTS_ORDER[newest_first]
+            )
+            tenants = [found for (found,) in connection.execute(heads, [*bounds, limit])]
+        for one in tenants:
+            inner, bounds = bounded(scan, values)
+            query = f"SELECT accepted_ms, request_id, tenant, number {inner} AND tenant = ?{order} LIMIT ?"
+            found = connection.execute(query, [*bounds, one, limit]).fetchall()
+            page = sorted([*page, *found], reverse=newest_first)[:limit]
     return [number for *_, number in page]
 
 
-_BEHIND = {newest: f"(accepted_ms, request_id, tenant) {'<' if newest else '>'} (?, ?, ?)" for newest in (True, False)}
-_ORDER = {
-    newest: f" ORDER BY accepted_ms {order}, request_id {order} LIMIT ?"
-    for newest, order in ((True, "DESC"), (False, "ASC"))
-}
-
-
-def _scans(tenants: Sequence[str], where: RequestFilter) -> Iterator[tuple[str, list[Any]]]:
-    """Queries of one tenant and status each, which an index answers alone and in order, with their values."""
+def _scans(where: RequestFilter) -> Iterator[tuple[str, list[Any]]]:
+    """The rows of each status, which an index has alone and in order for one tenant, with the values."""
     conditions = list(where.conditions())
     chosen = "".join(f" AND {condition}" for condition, _ in conditions)
     beside = [value for _, value in conditions]
-    query = f"SELECT accepted_ms, request_id, tenant, number FROM requests INDEXED BY {where.index}"
     # SQLite takes a partial index if the query repeats its condition.
     held = " AND status <> 'completed'" if where.index == "by_status" else ""
+    scan = f"FROM requests INDEXED BY {where.index} WHERE erased = 0{held}"
     for status in where.statuses:
         of_status, named = ("", []) if status is None else (" AND status = ?", [status])
-        for tenant in tenants:
-            yield f"{query} WHERE tenant = ? AND erased = 0{held}{of_status}{chosen}", [tenant, *named, *beside]
+        yield f"{scan}{of_status}{chosen}", [*named, *beside]

@@ -119,6 +119,8 @@ class RequestState:
     """The output, when it is left out of the terminal event."""
     pieces_from: int = -1
     """The offset of its first piece of text; -1 until there was one."""
+    first_piece_ms: int = 0
+    """The time of its first piece in the log, while it runs; 0 if there was none."""
     passed_over: bool = False
     """Whether the fold lacks text of its (epoch, attempt) that can be read again from `pieces_from` on."""
     filled: tuple[int, int] | None = None
@@ -328,6 +330,7 @@ class RequestState:
         if self.fold.terminal is event:
             self.terminal_offset, self.ended_as = offset, event.status or "failed"
             self.finished_ms, self.artifact_ids = event.created_at, artifact_ids_of(event)
+            self.first_piece_ms = 0
             run_ms = 0 if event.timings is None else event.timings.run_ms
             self.started_ms = event.created_at - run_ms if run_ms or event.status == "completed" else 0
             self.task = self.task or event.task

@@ -38,6 +38,7 @@ _FACTS = (
     "changed_priority",
     "stored_text",
     "others",
+    "first_piece_ms",
 )
 """What is rarely set stands last: the last values that are as by default are not written."""
 _facts_of = attrgetter(*_FACTS)

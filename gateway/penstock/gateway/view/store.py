@@ -18,7 +18,7 @@ from penstock.gateway.view.census import Counted
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
-from penstock.gateway.view.request_pages import numbers_of_page, tenants
+from penstock.gateway.view.request_pages import numbers_of_page
 from penstock.gateway.view.request_state import NEVER_MS, Key
 from penstock.gateway.view.rows import Row, Snapshot, counted_of, restored, row_of
 from penstock.gateway.view.wait_counts import AGES_MS
@@ -307,12 +307,10 @@ class Store:
     ) -> list[Entry] | None:
         """One page of the requests of a tenant, or of all, in the order of acceptance, behind the request `after`.
 
-        None if that is unknown, which it is when it is older than two horizons. Raises InvalidRequest as `tenants`.
-        Blocks; any number of threads may ask.
+        None if that is unknown, which it is when it is older than two horizons. Blocks; any number of threads may ask.
         """
         connection = self._page_connection()
-        whose = tenants(connection, where) if tenant is None else (tenant,)
-        numbers = numbers_of_page(connection, whose, limit=limit, after=after, newest_first=newest_first, where=where)
+        numbers = numbers_of_page(connection, tenant, limit=limit, after=after, newest_first=newest_first, where=where)
         if not numbers:
             return numbers if numbers is None else []
         query = f"SELECT number, {_COLUMNS} FROM requests WHERE number IN ({', '.join('?' * len(numbers))})"

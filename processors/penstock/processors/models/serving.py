@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.common.model_entry import served_by
 from penstock.processors.core.fleet.lane import Lane
+from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.fleet.views import HOST
@@ -30,6 +31,7 @@ from penstock.processors.settings import WorkerSettings
 from penstock.schemas.abilities import READ_IMAGES, Need
 from penstock.schemas.choosing import Candidate, Choice, choose, only
 from penstock.schemas.desired import model_key
+from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import DeviceHolder, DeviceState, ModelInfo, ModelState, Record
 from penstock.schemas.topics import CLASSES, TopicNames
 
@@ -359,9 +361,12 @@ def _cause(lane: Lane, state: str) -> str | None:
 
 
 def _code(lane: Lane, state: str) -> str | None:
-    """The code of the error for which it is not there; None when nothing has failed."""
+    """The code of the error for which it is not there, `invalid` if its entry or its files are; None when nothing has
+    failed."""
     error = lane.never_fits or lane.last_error
-    return None if state != "failed" or error is None else error.code
+    if state != "failed" or error is None:
+        return None
+    return InvalidRequest.code if isinstance(error, CannotLoad) else error.code
 
 
 def _dtype(config: ModelConfig) -> str:

@@ -6,6 +6,7 @@ class ApiError extends Error {
     super(error?.message ?? `HTTP ${status}`);
     this.status = status;
     this.code = error?.code ?? "unknown";
+    this.details = error?.details ?? null;
   }
 }
 
@@ -69,6 +70,16 @@ export async function logIn(key) {
 }
 /** Log out: the gateway takes the cookie back. */
 export const logOut = () => call("DELETE", "/v1/tickets/session");
+
+const WAIT_S = 25;
+/** Submit a request with a key that may not read, and wait a while for its outcome. `on` is told of it as by `follow`. */
+export function submit(request, on) {
+  let over = false;
+  const tell = (frame) => over || on(frame);
+  call("POST", `/v1/requests?wait=${WAIT_S}`, request).then((one) => tell(one.done ? {...one, type: "result"}
+    : {type: "error", error: {code: "forbidden", message: "it goes on, and this key may not read what comes of it"}}), (error) => tell({type: "error", error}));
+  return () => { over = true; };
+}
 
 const RETRY_MS = 1000;
 const MOST_RETRY_MS = 8000;

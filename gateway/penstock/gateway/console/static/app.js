@@ -46,14 +46,14 @@ function App() {
   const place = parse(hash);
   useEffect(() => { document.title = title(place); }, [hash]);
   if (error?.status === 401) return html`<${LogIn} said=${error} />`;
-  const refused = error?.status === 403 && /scope/.test(error.message);
-  const may = (scope) => stats !== null && (!scope || stats.scopes.includes(scope) || stats.scopes.includes("admin"));
+  const scopes = stats?.scopes ?? error?.details?.scopes, unread = !stats && scopes;
+  const may = (scope) => Boolean(scopes) && (!scope || scopes.includes(scope) || scopes.includes("admin"));
   const shown = {id: place.id, query: place.query, may, tell: setToast, tenant: stats?.tenant, keyed: stats?.key_id !== null};
-  return html`<${Header} stats=${stats} keyed=${stats?.key_id || refused} place=${place} may=${may} tell=${setToast} />
-    <main>${refused && html`<section><p>Every page needs a key with the scope <code>read</code>. The session's key may still call
-      <a href="/docs">the routes</a> that its own scopes open, such as <code>POST /v1/requests</code> with <code>submit</code>.</p></section>`}
-      ${error && html`<section><${Failure} error=${error} /></section>`}
-      ${stats && (may(place.page.scope) ? html`<${place.page.show} key=${place.kind + (place.id ?? "")} ...${shown} />`
+  return html`<${Header} stats=${stats} keyed=${stats?.key_id || unread} place=${place} may=${may} tell=${setToast} />
+    <main>${unread ? html`<section><p>The session's key has ${scopes.length ? html`the scope <code>${scopes.join(", ")}</code>` : "no scope"}, and may call
+      <a href="/docs">the routes</a> that need no other. What the system does is shown to keys with the scope <code>read</code>.</p></section>`
+        : error && html`<section><${Failure} error=${error} /></section>`}
+      ${scopes && (may(place.page.scope) ? html`<${place.page.show} key=${place.kind + (place.id ?? "")} ...${shown} />`
         : html`<section><p>This page needs a key with the scope <code>${place.page.scope}</code>.</p></section>`)}</main>
     <div role="status">${toast && html`<div class="toast">${toast.error ? html`<${Failure} error=${toast.error} />` : toast.text}
       <button type="button" onClick=${() => setToast(null)}>Close</button></div>`}</div>`;
@@ -77,7 +77,7 @@ function title({kind, page, id}) {
 function Home({may, tell, keyed}) {
   return html`${may("admin") ? html`<${Overview} tell=${tell} />` : may("read") && html`<${OwnWaiting} />`}
     ${may("read") && html`<${Newest} may=${may} tell=${tell} />`}
-    ${may("submit") && may("read") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
+    ${may("submit") && html`<${Chat} short=${true} keyed=${keyed} may=${may} tell=${tell} />`}`;
 }
 
 function Header({stats, keyed = false, place, may, tell}) {
@@ -91,7 +91,7 @@ function Header({stats, keyed = false, place, may, tell}) {
   };
   return html`<header><h1><a href="#/">Penstock</a></h1>
     ${stats && html`<span>tenant <bdi>${stats.tenant}</bdi></span>`}
-    <nav aria-label="Pages">${stats && Object.entries(PAGES).filter(([, page]) => may(page.scope)).map(([kind, page]) =>
+    <nav aria-label="Pages">${may && Object.entries(PAGES).filter(([, page]) => may(page.scope)).map(([kind, page]) =>
         html`<a href=${`#/${kind}`} aria-current=${kind === place.kind ? "page" : null}>${page.name}</a>`)}
       <a href="/docs">HTTP routes</a><a href="/metrics">Metrics</a>
       ${keyed && html`<button type="button" onClick=${leave}>Log out</button>`}</nav></header>`;

@@ -1,20 +1,20 @@
 // A request that the page submits and follows to its end.
 import {useEffect, useRef, useState} from "./vendor/hooks.js";
 import {Act, html, usePoll} from "./parts.js";
-import {follow, part} from "./api.js";
+import {follow, part, submit} from "./api.js";
 
 const NOTHING = {id: null, busy: false, state: "", text: "", calls: [], progress: null, preview: null, result: null};
 const MODELS_MS = 30_000;
 
 /** What is shown of the newest request, and a function that submits one; while one is under way it does nothing. */
-export function useAsk() {
+export function useAsk(may) {
   const [shown, setShown] = useState(/** @type {any} */ (NOTHING));
   const end = useRef(() => {});
   useEffect(() => () => end.current(), []);
   const ask = (request) => {
     if (shown.busy) return;
     setShown({...NOTHING, state: "sent", busy: true});
-    end.current = follow(request, (frame) => setShown((now) => told(now, frame)));
+    end.current = (may("read") ? follow : submit)(request, (frame) => setShown((now) => told(now, frame)));
   };
   return [shown, ask];
 }
@@ -65,7 +65,7 @@ export function pretty(text) {
 /** Where a request stands, with a link to it, and a button that ends it. */
 export function Standing({of, may, tell}) {
   return html`<p class="row"><span class="faint" role="status">${of.state} ${of.progress && of.busy ? `, step ${of.progress.step} of ${of.progress.steps}` : ""}</span>
-    ${of.id && html`<a href=${`#/requests/${part(of.id)}`}>the request</a>`}
+    ${of.id && (!may || may("read")) && html`<a href=${`#/requests/${part(of.id)}`}>the request</a>`}
     ${of.id && of.busy && may?.("cancel") && html`<${Act} label="cancel" about="cancel this request" path=${`/v1/requests/${part(of.id)}/cancel`} tell=${tell} />`}</p>`;
 }
 

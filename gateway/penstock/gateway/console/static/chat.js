@@ -16,7 +16,7 @@ const TOOLS = [{type: "function", function: {name: "weather", description: "The 
 /** @param {any} shown `short`: a question and its answer alone */
 export function Chat({short = false, keyed, may, tell}) {
   const [given, setGiven] = useState(/** @type {any} */ ({prompt: QUESTION, images: [], model: "", conversation_id: "", tools: undefined, choice: "auto"}));
-  const [shown, ask] = useAsk();
+  const [shown, ask] = useAsk(may);
   const put = (name) => (value) => setGiven((now) => ({...now, [name]: value}));
   const request = asked(given);
   const submit = (event) => { event.preventDefault(); ask({...request, stream: true}); };
@@ -29,7 +29,7 @@ export function Chat({short = false, keyed, may, tell}) {
       <button aria-disabled=${shown.busy}>Ask</button>
       ${!short && html`<${More} given=${given} put=${put} />`}</form>
     <${Result} of=${shown} may=${may} tell=${tell} />
-    ${given.conversation_id && html`<p><a href=${`#/conversations/${part(given.conversation_id)}`}>The conversation</a></p>`}
+    ${given.conversation_id && may("read") && html`<p><a href=${`#/conversations/${part(given.conversation_id)}`}>The conversation</a></p>`}
     ${short && html`<p><a href="#/playground">With images, tools and other tasks</a></p>`}
     <${Snippets} request=${request} keyed=${keyed} may=${may} /></section>`;
 }

@@ -68,7 +68,7 @@ export function Conversation({id, query, may, tell}) {
 
 function About({one, may, tell}) {
   const from = one.forked_from, path = `${ROUTE}/${part(one.id)}`;
-  const [shown, ask] = useAsk();
+  const [shown, ask] = useAsk(may);
   const facts = {title: one.title && html`<bdi>${one.title}</bdi>`, begun: time(one.created_at), "newest record": time(one.last_active_at),
     expires: one.expires_at && html`${due(one.expires_at)}, if nobody uses it before`,
     "goes on from": from && html`<a href=${link(from.conversation_id, `?before=msg_${from.through + 1}`)}><bdi>${from.conversation_id}</bdi>, offset ${from.through}</a>`,
@@ -85,7 +85,7 @@ function About({one, may, tell}) {
 /** A page of turns. The newest page goes on as turns are appended. */
 function Turns({id, query, may, tell, forked, begun}) {
   const before = query.get("before"), after = query.get("after"), newest = !before && !after;
-  const [shown, ask] = useAsk();
+  const [shown, ask] = useAsk(may);
   const {items, earlier, later, error, state} = useItems(id, before, after, shown.result !== null);
   useEffect(() => { if (items) begun(); }, [items === null]);
   const has = (role) => items?.some((item) => item.request_id === shown.id && (item.role ?? "assistant") === role);

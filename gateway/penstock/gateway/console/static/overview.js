@@ -5,7 +5,7 @@ import {Memory} from "./attempts.js";
 import {part} from "./api.js";
 import {Charts, RANGES, ended, last, newest, rates} from "./charts.js";
 import {Orders, load} from "./models.js";
-import {REASONS} from "./requests.js";
+import {waitsFor} from "./requests.js";
 import {Tenants, Waiting, listed, stuck, useWaiting} from "./waiting.js";
 import {Counts, live as serving} from "./workers.js";
 
@@ -50,8 +50,8 @@ const NEEDED = {Kafka: ["kafka_away", "gateway_behind"], artifacts: ["artifacts_
 const of_model = (model) => listed(model && {model});
 /** The page that lists what a problem is about. */
 const LISTS = {
-  no_worker: () => listed(), nothing_runs: () => listed(), pool_without_worker: () => listed(),
-  class_paused: (name) => listed({class: name}), device_short: () => listed({status: STATUSES.memory}),
+  no_worker: () => listed({waiting_for: "no_worker"}), nothing_runs: () => listed(), pool_without_worker: () => listed(),
+  class_paused: (name) => listed({class: name}), device_short: () => listed({waiting_for: "memory"}),
   model_paused: of_model, model_failed: of_model, model_too_large: of_model, model_without_worker: of_model, model_unknown: of_model,
   dead_letters: (reason) => `#/dead-letters?reason=${part(reason)}`,
   dead_letters_unreadable: (reason) => `#/dead-letters?reason=${part(reason)}`,
@@ -68,14 +68,11 @@ function Problem({one, tell}) {
       <span class="faint"><${Ago} at=${one.since} /></span></p>
     <p>${one.cause}</p>
     <p class="faint">Affects: ${one.affects} ${list && html`<a href=${list}>see them</a>`}</p>
-    <p class="row"><code>${command}</code>
+    <p class="row">${!call && html`<span class="faint">${label}:</span>`}<code>${command}</code>
       ${call && html`<${Act} label=${label} about=${`${label} ${one.subject ?? ""}${pool}`} path=${call.path}
         body=${call.body} tell=${tell} confirm=${label !== "resume" && `${label}: ${command}?`} />`}</p>
   </article>`;
 }
-
-/** The statuses of requests that wait for these reasons; of others it is `waiting`. */
-const STATUSES = {memory: "waiting_for_memory", model_loading: "loading_model"};
 
 function Pipeline({stats, workers, live, devices, history, range, waiting, tell}) {
   const pausing = (name) => new Set(live.filter((one) => one.paused.includes(`class/${name}`)).map((one) => one.pool));
@@ -110,8 +107,8 @@ function Front({live}) {
     for (const [reason, number] of Object.entries(one.waiting)) reasons[reason] = (reasons[reason] ?? 0) + number;
   const why = Object.entries(reasons).sort((a, b) => b[1] - a[1]);
   if (!why.length) return html`<p class="faint">Nothing waits at the front</p>`;
-  return html`<p class="faint">At the front: ${why.map(([reason, number], at) => html`${at > 0 && ", "}<a href=${listed({status: STATUSES[reason] ?? "waiting"})}>${
-    REASONS[reason] ?? words(reason)} (${count(number)})</a>`)}</p>`;
+  return html`<p class="faint">At the front: ${why.map(([reason, number], at) => html`${at > 0 && ", "}<a href=${listed({waiting_for: reason})}>${
+    waitsFor(reason)} (${count(number)})</a>`)}</p>`;
 }
 
 /** A class. `pools`: where it is paused; null is the common pool, whose state is shown first. */

@@ -43,7 +43,6 @@ function useSchemas() {
 
 export function Playground({id, query, may, tell, keyed}) {
   const {tasks, schemas, error} = useSchemas();
-  if (!may("read")) return html`<section><p>The playground needs a key with the scope <code>read</code> too.</p></section>`;
   const schema = id && tasks?.[id];
   return html`<nav class="row" aria-label="Tasks"><a href="#/playground" aria-current=${id ? null : "page"}>chat</a>
       ${Object.keys(tasks ?? {}).map((task) => html`<a href=${`#/playground/${task}`} aria-current=${task === id ? "page" : null}>${task.replaceAll("_", " ")}</a>`)}</nav>
@@ -60,7 +59,7 @@ function Task({task, body, schemas, query, keyed, may, tell}) {
   const image = query.get("image");
   const [payload, setPayload] = useState(() => ({...first, ...image && {image: {artifact_id: image}}}));
   const [top, setTop] = useState(/** @type {any} */ ({}));
-  const [shown, ask] = useAsk();
+  const [shown, ask] = useAsk(may);
   const of = schemas[(body.properties.payload.anyOf?.[0] ?? body.properties.payload).$ref.split("/").at(-1)];
   const request = {task, ...given(top), payload: given(payload)};
   const submit = (event) => { event.preventDefault(); ask({...request, stream: task !== "embedding"}); };

@@ -5,7 +5,7 @@ import {Attempts} from "./attempts.js";
 import {call, get, now, part} from "./api.js";
 import {Calls, useFollow} from "./asking.js";
 import {Snippets, curl, python} from "./snippets.js";
-import {why} from "./requests.js";
+import {Again, why} from "./requests.js";
 
 const POLL_MS = 1000, SLOW_MS = 5000;
 const WIDE = 1000;
@@ -21,9 +21,10 @@ export function Request({id, query, may, tell, keyed, tenant: own}) {
       <${Failure} error=${error} />
       ${error?.status === 404 && !asked && may("admin") && html`<p><a href=${`#/requests/${part(id)}?tenant=*`}>Look for it among all tenants</a></p>`}
       ${one && html`<${State} one=${one} />
-        <div class="tools" role="group" aria-label="Commands" tabindex="-1" ...${kept}>${!foreign && html`<${Actions} one=${one} path=${path} may=${may} tell=${tell} keyed=${keyed} />`}
-          ${foreign && html`<span class="faint">Of the tenant <bdi>${one.tenant}</bdi>: what it holds is for its callers; a filter of <a href=${`#/requests?${new URLSearchParams({tenant: one.tenant, id_contains: id})}`}>the list</a> cancels it or gives it another priority.</span>
-            <${CopyLink} tell=${tell} />`}</div>
+        <div class="tools" role="group" aria-label="Commands" tabindex="-1" ...${kept}><${Live} one=${one} may=${may} tell=${tell} />
+          ${foreign ? html`<${Again} one=${one} tell=${tell} /><${CopyLink} tell=${tell} />
+            <span class="faint">Of the tenant <bdi>${one.tenant}</bdi>: what it holds is for its callers.</span>`
+            : html`<${Own} path=${path} may=${may} tell=${tell} keyed=${keyed} />`}</div>
         <${Course} one=${one} />
         <${About} one=${one} may=${may} />`}</section>
     ${one && !foreign && html`<${Answer} one=${one} />
@@ -48,8 +49,19 @@ function State({one}) {
 const shortened = (_, value) => Array.isArray(value) && value.length > FIRST_VALUES && typeof value[0] === "number"
   ? [...value.slice(0, FIRST_VALUES), `… ${times(value.length - FIRST_VALUES, "more value")}`] : value;
 
-function Actions({one, path, may, tell, keyed}) {
+/** Commands for one that has not ended. Of another tenant it is named as one of many. */
+function Live({one, may, tell}) {
   const [priority, setPriority] = useState(null);
+  if (one.done || !may("cancel")) return null;
+  const path = one.tenant ? "/v1/requests" : `/v1/requests/${part(one.request_id)}`, named = one.tenant && {ids: [one.request_id], tenant: one.tenant};
+  return html`<${Act} label="cancel" about=${`cancel ${one.request_id}`} path=${`${path}/cancel`} body=${named} tell=${tell} confirm=${`Cancel ${one.request_id}?`} />
+    <label>Priority <select onChange=${({target}) => setPriority(Number(target.value))}>${[...Array(10).keys()].map((number) =>
+      html`<option value=${number} selected=${number === (priority ?? one.priority)}>${number}</option>`)}</select></label>
+    <${Act} label="set" about="set the priority" path=${`${path}/reprioritize`} body=${{...named, priority: priority ?? one.priority}} tell=${tell} then=${() => setPriority(null)} />`;
+}
+
+/** What a request's own tenant can do with it, whether it has ended or not. */
+function Own({path, may, tell, keyed}) {
   const again = async () => {
     if (!window.confirm("Submit the same once more?")) return;
     try {
@@ -59,11 +71,7 @@ function Actions({one, path, may, tell, keyed}) {
       tell({error});
     }
   };
-  return html`${!one.done && may("cancel") && html`<${Act} label="cancel" about=${`cancel ${one.request_id}`} path=${`${path}/cancel`} tell=${tell} confirm=${`Cancel ${one.request_id}?`} />
-      <label>Priority <select onChange=${({target}) => setPriority(Number(target.value))}>${[...Array(10).keys()].map((number) =>
-        html`<option value=${number} selected=${number === (priority ?? one.priority)}>${number}</option>`)}</select></label>
-      <${Act} label="set" about="set the priority" path=${`${path}/reprioritize`} body=${{priority: priority ?? one.priority}} tell=${tell} then=${() => setPriority(null)} />`}
-    ${may("submit") && html`<button type="button" onClick=${again}>run again</button>`}
+  return html`${may("submit") && html`<button type="button" onClick=${again}>run again</button>`}
     <${CopyLink} tell=${tell} />
     <${Copy} label="copy as curl" of=${async () => curl((await get(`${path}/input`)).request, keyed)} tell=${tell} />
     <${Copy} label="copy as Python" of=${async () => python((await get(`${path}/input`)).request, keyed)} tell=${tell} />`;
@@ -137,7 +145,9 @@ function only(one, began, end) {
 function underway(one, free, at_ms) {
   const runs = one.status === "running", since = runs ? Date.parse(one.status_at) : at_ms;
   const waited = ["waiting", free, since, runs ? "" : why(one), "wait"];
-  return runs ? [waited, ["running", since, at_ms, [where(one), one.model].filter(Boolean).join(", "), "run"]] : [waited];
+  const first = Date.parse(one.first_token_at);
+  return !runs ? [waited] : [waited, ["running", since, at_ms, [where(one), one.model].filter(Boolean).join(", "), "run"],
+    ...first ? [["first token", first, first, "", "mark"]] : []];
 }
 
 const where = ({worker_id, device}) => [worker_id, device].filter(Boolean).join(" on ");

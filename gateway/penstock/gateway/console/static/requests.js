@@ -11,7 +11,7 @@ const TASKS = ["text_generation", "embedding", "image_generation", "image_editin
   "summarization", "conversation_items"];
 const CLASSES = ["high", "medium", "low"];
 const AGES = {60: "1 min", 600: "10 min", 3600: "1 h", 86400: "1 d"};
-const FILTERS = ["id_contains", "status", "task", "model", "class", "older_than_s", "tenant"];
+const FILTERS = ["id_contains", "status", "waiting_for", "task", "model", "class", "older_than_s", "tenant"];
 const COLUMNS = ["request", "status", "task", "class", "model", "accepted", "why"];
 const POLL_MS = 2000;
 /** As the style sheet has them. */
@@ -24,17 +24,19 @@ const klass = (priority) => priority <= 3 ? "high" : priority <= 7 ? "medium" : 
 const color = (one) => one.status === "completed" ? "good" : one.done && one.status !== "cancelled" ? "bad" : one.status === "running" ? "good" : "";
 
 /** The reasons of `waiting_for`; one that is not here is shown as it is. */
-export const REASONS = {
+const REASONS = {
   no_worker: "no live worker has its model", transaction: "an open transaction on its partition", paused: "its model or class is paused",
   conversation: "the turn before it in its conversation", memory: "memory", model_loading: "its model is loading",
   slack: "room that is kept for more urgent work", class: "more urgent and earlier requests", tenant_share: "another tenant's share",
+  scheduled: "a later time to start",
 };
+export const waitsFor = (reason) => REASONS[reason] ?? words(reason);
 
 /** Why it waits or failed, in words. */
 export function why(one) {
   if (one.done) return one.error?.message ?? "";
   const {reason, estimated_start_at: at} = one.waiting_for ?? {};
-  const waits = reason === "scheduled" ? `starts in ${duration(Math.max(0, (Date.parse(at) - now()) / 1000))}, at ${at}` : REASONS[reason] ?? (reason ? words(reason) : "");
+  const waits = reason === "scheduled" ? `starts in ${duration(Math.max(0, (Date.parse(at) - now()) / 1000))}, at ${at}` : reason ? waitsFor(reason) : "";
   const place = one.position === null || one.position === undefined ? "" : one.position === 0 ? "next in the queue" : `place ${one.position}`;
   return [one.detail ?? waits, place].filter(Boolean).join(", ");
 }
@@ -60,7 +62,7 @@ function Filters({filters, may}) {
   const text = (name, label, size) => html`<label>${label} <input name=${name} size=${size} autocomplete="off" value=${filters[name] ?? ""} /></label>`;
   const named = (names) => names.map((one) => [one, words(one)]);
   return html`<form class="filters" onSubmit=${search}>${text("id_contains", "Id", 20)}${choice("status", "Status", named(STATUSES))}
-    ${choice("task", "Task", named(TASKS))}${text("model", "Model", 14)}${choice("class", "Class", named(CLASSES))}
+    ${choice("waiting_for", "Waits for", Object.entries(REASONS))}${choice("task", "Task", named(TASKS))}${text("model", "Model", 14)}${choice("class", "Class", named(CLASSES))}
     ${choice("older_than_s", "Older than", Object.entries(AGES))}${may("admin") && text("tenant", "Tenant", 10)}
     <button>Search</button>${Object.keys(filters).length > 0 && html`<a href="#/requests">All</a>`}
     ${may("admin") && filters.tenant !== ALL && html`<a href=${`#/requests?${new URLSearchParams({...filters, tenant: ALL})}`}>All tenants</a>`}</form>`;
@@ -68,14 +70,16 @@ function Filters({filters, may}) {
 
 const NEWEST = {newest: "", "newest that failed": "unsuccessful"};
 
+/** Runs a dead letter of any tenant again. */
+export const Again = ({one, tell}) => one.status === "dead_lettered" && html`<${Act} label="run again" about=${`run ${one.request_id} of ${one.tenant} again`}
+  path="/v1/admin/dlq/redrive" body=${{filter: {request_id: one.request_id, tenant: one.tenant}}} tell=${tell} confirm=${`Run ${one.request_id} again?`} />`;
+
 /** The newest on the first screen, for operators those of all tenants, with what redrives a dead letter. */
 export function Newest({may, tell}) {
   const all = may("admin"), [chosen, choose] = useState("newest"), filters = all ? {tenant: ALL} : {};
   const asked = new URLSearchParams({...filters, limit: 20, ...NEWEST[chosen] && {status: NEWEST[chosen]}});
   const [found, error] = usePoll(`${all ? "/v1/admin/requests" : "/v1/requests"}?${asked}`, POLL_MS);
-  const row = (one) => [...cells(one, all), ...all ? [one.status === "dead_lettered" && html`<${Act} label="run again" about=${`run ${one.request_id} of ${one.tenant} again`}
-    path="/v1/admin/dlq/redrive" body=${{filter: {request_id: one.request_id, tenant: one.tenant}}} tell=${tell}
-    confirm=${`Run ${one.request_id} again?`} />`] : []];
+  const row = (one) => [...cells(one, all), ...all ? [html`<${Again} one=${one} tell=${tell} />`] : []];
   return html`<section aria-labelledby="requests"><div class="row"><h2 id="requests">Requests${all ? " of all tenants" : ""}</h2>
       <fieldset class="choice"><legend>Shown</legend>${Object.keys(NEWEST).map((name) => html`<label><input type="radio" name="shown" checked=${name === chosen} onChange=${() => choose(name)} />${name}</label>`)}</fieldset>
       <a href=${`#/requests${all ? `?tenant=${ALL}` : ""}`}>All requests, live</a></div>

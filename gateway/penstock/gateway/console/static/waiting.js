@@ -1,6 +1,6 @@
 // What waits, in lines by class, model and tenant, and the tenants: who has what ran, and who is near a limit.
 import {Failure, Table, count, duration, html, rate, times, usePoll, words} from "./parts.js";
-import {REASONS} from "./requests.js";
+import {waitsFor} from "./requests.js";
 
 const POLL_MS = 4000;
 const NEAR = 0.9;
@@ -45,7 +45,7 @@ function cells(line, all) {
   return [html`<a href=${`#/requests?${new URLSearchParams(named)}`} aria-label=${`${times(depth, "request")} of class ${line.class}, ${asked}${pool === null ? "" : `, pool ${pool}`}${all ? `, tenant ${tenant}` : ""}`}>${count(depth)}</a>`,
     line.class, html`<bdi>${asked}</bdi>${pool === null ? "" : html` in <bdi>${pool}</bdi>`}`,
     ...all ? [html`<bdi>${tenant}</bdi>`] : [], age_s === null ? "" : duration(age_s), rate(rates.accepted_per_s), rate(rates.left_per_s), forecast(line),
-    reason && `${REASONS[reason] ?? words(reason)}${number < depth ? ` (${count(number)})` : ""}`];
+    reason && html`<a href=${`#/requests?${new URLSearchParams({...named, waiting_for: reason})}`}>${waitsFor(reason)}${number < depth ? ` (${count(number)})` : ""}</a>`];
 }
 
 /** When nothing will wait in a line, at the rates of the last seconds. */

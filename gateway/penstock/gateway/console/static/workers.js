@@ -34,15 +34,18 @@ export function Workers() {
 
 function worker(one, silent) {
   return [html`<bdi>${one.worker_id}</bdi><br /><span class="faint">${one.pool === null ? "common pool" : html`pool <bdi>${one.pool}</bdi>`}</span>`,
-    html`<${State} of=${one} word=${silent ? "silent" : one.state} /><div class="faint">${silent ? "as last reported: " : ""}${times(one.running, "request")}</div>`,
+    html`<${State} of=${one} word=${silent ? "silent" : one.state} /><div class="faint">${silent ? "as last reported: " : ""}${times(one.running, "request")}${drains(one.state)}</div>`,
     html`<${Ago} at=${one.updated_at} />`,
     models(one), list(one.devices.map(device)),
     html`<${Partitions} one=${one} />`, html`<${Ago} at=${one.started_at} />`, html`<${Home} one=${one} />`];
 }
 
+/** What one that was told to stop still does. */
+const drains = (state) => state === "stopping" ? " to end or hand back" : state === "draining" ? "lets its clients end or go to another" : "";
+
 function process(one) {
   return [html`<bdi>${one.id}</bdi><br /><span class="faint">${one.kind}</span>`,
-    html`<${State} of=${one} word=${one.alive ? one.status : "silent"} />`, html`<${Ago} at=${one.reported_at} />`,
+    html`<${State} of=${one} word=${one.alive ? one.status : "silent"} /><div class="faint">${drains(one.status)}</div>`, html`<${Ago} at=${one.reported_at} />`,
     list(Object.entries(one.lag).map(([topic, records]) => html`<bdi>${topic}</bdi> <span class="warn">${times(records, "record")} behind</span>`),
       one.kind === "gateway" ? "none" : ""),
     list([...Object.entries(CLIENTS).filter(([name]) => one[name] != null).map(([name, shown]) => times(one[name], shown)),
