@@ -147,6 +147,8 @@ class System:
     keys: dict[str, str] = field(default_factory=dict)
     """Of tenants, by tenant."""
     processes: list[Process] = field(default_factory=list)
+    python_path: str = ""
+    """Of an older release, which processes that are started from then on run."""
 
     @cached_property
     def reads(self) -> BrokerReads:
@@ -209,7 +211,7 @@ class System:
         log = self.folder / f"{name}.log"
         whole = {**os.environ, "PENSTOCK_CONFIG": str(self.config()), "PYTHONUNBUFFERED": "1", **env}
         engines = command == "worker" and self._imports_torch() and starts_alike(whole)
-        popen = zygote(engines=engines).start([command], whole, log)
+        popen = zygote(engines=engines, path=self.python_path).start([command], whole, log)
         process = Process(name, popen, log, port, command)
         self.processes.append(process)
         return process

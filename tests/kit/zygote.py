@@ -85,14 +85,15 @@ class _Exits:
 class Zygote:
     """The forking process and what it reports. It ends when this process ends or closes its socket.
 
-    `program`: Python's arguments, to which the number of its socket is added.
+    `program`: Python's arguments, to which the number of its socket is added. `path`: its PYTHONPATH.
     """
 
-    def __init__(self, *program: str) -> None:
+    def __init__(self, *program: str, path: str = "") -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, *program, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            env = {**os.environ, "PYTHONPATH": path} if path else None
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=env)
         self._socket = ours
         self._lines = ours.makefile("r")
         self._exits = _Exits()
@@ -128,9 +129,12 @@ class Zygote:
 
 
 @cache
-def zygote(*, engines: bool = False) -> Zygote:
-    """This process's own. `engines`: the one that has imported what engines need; its processes have a fork server."""
-    return Zygote(__file__, ENGINES) if engines else Zygote(__file__)
+def zygote(*, engines: bool = False, path: str = "") -> Zygote:
+    """This process's own. `engines`: the one that has imported what engines need; its processes have a fork server.
+
+    `path`: the PYTHONPATH of another release.
+    """
+    return Zygote(__file__, *([ENGINES] if engines else []), path=path)
 
 
 def serve(control: socket.socket) -> None:

@@ -6,6 +6,7 @@ The user is the image's, 10001: it may read everything and write to nothing but 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,16 +23,14 @@ import httpx
 import pytest
 import yaml
 
+from kit.nginx import nginx_command
 from penstock.cli.paths import cache_dir, free_port
-from stock_clients import tool
 from support import wait_until
 
 ROOT = Path(__file__).parents[3]
 USER = 10001
 GATEWAYS = {"gateway": "127.0.1.1", "gateway 2": "127.0.1.2", "gateway 3": "127.0.1.3"}
 """Containers of one service and their addresses: all use one port."""
-TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-"""Folders of nginx."""
 SETPRIV = [
     "setpriv",
     f"--reuid={USER}",
@@ -116,20 +115,17 @@ class Compose:
 
     def start_proxy(self, resolver: str) -> None:
         """nginx with the files that the service `proxy` mounts; addresses, ports and its temporary folder differ."""
-        nginx, parts = tool("nginx"), ""
+        parts, included = "", dict[str, str]()
         for volume in self.services["proxy"]["volumes"]:
             source, target, _ = volume.split(":")
-            assert target.startswith("/etc/nginx/conf.d/"), "nginx's image includes these in http"
-            parts += (ROOT / source).read_text()
+            if target.startswith("/etc/nginx/conf.d/"):  # nginx's image includes these in http
+                parts += (ROOT / source).read_text()
+            else:
+                included[target] = str(ROOT / source)
+        parts = re.sub("(?<=include )[^;]+", lambda named: included[named[0]], parts)
         parts = parts.replace("127.0.0.11", resolver).replace("$gateways:8000", f"$gateways:{self.ports['gateway']}")
         parts = parts.replace("listen 8000", f"listen 127.0.0.1:{self.ports['proxy']}")
-        places = " ".join(f"{name}_temp_path {self.folder}/{name};" for name in TEMPORARY)
-        conf = self.folder / "nginx.conf"
-        conf.write_text(
-            f"daemon off; pid {self.folder}/pid; error_log stderr; events {{}}\n"
-            f"http {{ access_log off; {places}\n{parts}}}"
-        )
-        self._run("proxy", [nginx, "-e", "stderr", "-c", str(conf)], dict(os.environ))
+        self._run("proxy", nginx_command(self.folder, parts), dict(os.environ))
 
     def _run(self, name: str, argv: list[str], env: dict[str, str]) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

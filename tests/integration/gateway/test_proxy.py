@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from kit.http_server import Answer, Call, serving_http
+from kit.nginx import documented, running_nginx, without_tls
 from penstock.cli.paths import free_port
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.limits import allowances
 from stock_clients import tool
-from support import wait_until
 
-ROOT = Path(__file__).parents[3]
 NAME = "penstock.example"
 
 
@@ -43,18 +43,9 @@ class Proxy:
         return httpx.Client(transport=transport, base_url=f"https://127.0.0.1:{self.port}", headers=headers, timeout=20)
 
 
-def documented(port: int, gateways: list[Any], folder: Path) -> str:
-    """The part of the how-to, for this machine: an upstream and a server."""
-    (text,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/how-to.md").read_text(), re.S)
-    places = iter(f"server 127.0.0.1:{one.port};" for one in gateways)
-    text = re.sub(r"server 10[.\d:]+;", lambda _: next(places), text)
-    text = text.replace("include /etc/nginx", f"include {ROOT}/deploy/nginx")
-    return text.replace("listen 443", f"listen 127.0.0.1:{port}").replace("/etc/ssl/penstock", f"{folder}/penstock")
-
-
 @pytest.fixture
 def proxy(own_place: Any, tmp_path: Path) -> Iterator[Proxy]:
-    nginx, openssl = tool("nginx"), tool("openssl")
+    openssl = tool("openssl")
     keys = tmp_path / "keys.json"
     key = create_key(keys, tenant="acme")
     auth = {"keys_file": keys, "ticket_key": "shared"}
@@ -63,30 +54,9 @@ def proxy(own_place: Any, tmp_path: Path) -> Iterator[Proxy]:
     words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={NAME} -keyout penstock.key -out penstock.pem".split()
     subprocess.run([openssl, *words], check=True, capture_output=True, cwd=tmp_path)
     port = free_port()
-    places = "\n".join(
-        f"{name}_temp_path {tmp_path}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    )
-    conf = tmp_path / "nginx.conf"
-    conf.write_text(
-        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/error.log; worker_processes 1;\n"
-        f"events {{}} http {{ access_log off; {places}\n{documented(port, gateways, tmp_path)} }}"
-    )
-    running = subprocess.Popen([nginx, "-e", str(tmp_path / "error.log"), "-p", str(tmp_path), "-c", str(conf)])
-    made = Proxy(port, certificate, key, gateways)
-    try:
-
-        def serves() -> bool:
-            try:
-                with made.client() as client:
-                    return client.get("/readyz").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_until(serves, 20, lambda: (tmp_path / "error.log").read_text())
-        yield made
-    finally:
-        running.terminate()
-        assert running.wait(20) is not None
+    text = documented(port, [one.port for one in gateways]).replace("/etc/ssl/penstock", f"{tmp_path}/penstock")
+    with running_nginx(tmp_path, text):
+        yield Proxy(port, certificate, key, gateways)
 
 
 def test_what_the_how_to_says_of_tls_and_a_proxy_works(proxy: Proxy, own_place: Any) -> None:
@@ -133,3 +103,22 @@ def test_each_client_behind_a_proxy_has_its_own_limit_of_public_calls(
         while busy.get("/registry/subjects").status_code != 429:
             assert time.monotonic() < give_up, "this address was never held back"
         assert other.get("/registry/subjects").status_code == 200
+
+
+def test_a_gateway_that_refuses_stays_in_use_and_one_that_is_gone_is_a_503(tmp_path: Path) -> None:
+    """As while Kafka is away: each client gets the gateway's own answer, not one of nginx."""
+
+    def refuse(call: Call) -> Answer:
+        return 503, b"of a gateway", {"retry-after": "7"}
+
+    port = free_port()
+    with ExitStack() as stack:
+        with serving_http(refuse) as one, serving_http(refuse) as other:
+            ports = [one.server_port, other.server_port]
+            stack.enter_context(running_nginx(tmp_path, without_tls(documented(port, ports))))
+            client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}"))
+            answers = [client.get("/v1/models") for _ in range(6)]
+            assert [(one.headers["retry-after"], one.content) for one in answers] == [("7", b"of a gateway")] * 6
+        lost = client.post("/v1/requests", json={})
+        assert (lost.status_code, lost.headers["retry-after"]) == (503, "1")
+        assert lost.json()["error"]["code"] == "overloaded"

@@ -119,6 +119,12 @@ def test_a_value_of_a_pool_goes_before_that_of_all_pools_also_when_it_is_empty()
     assert environment(of_b)["PENSTOCK_WORKER__POOL"] == "b"
 
 
+def test_an_upgrade_can_begin_with_the_topics_and_the_workers() -> None:
+    upgraded = rendered(values_file("values-gpu.yaml"), "--set", "image.worker=new,image.topics=new")
+    new = {name for name, pod in pods(upgraded).items() if str(pod).count("penstock:new")}
+    assert new == {name for name in pods(upgraded) if name == "topics" or name.startswith("worker-")}
+
+
 def test_no_pod_has_more_rights_than_it_needs(manifests: list[Manifest]) -> None:
     for pod in pods(manifests).values():
         assert pod["automountServiceAccountToken"] is False

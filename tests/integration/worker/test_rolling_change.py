@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,83 +127,3 @@ def test_a_model_that_moves_to_another_pool_takes_its_requests_along(make_system
         event = outcome(system, request["request_id"], 60)
         assert (event.status, event.worker_id, event.model) == ("completed", "wq", "new")
     system.wait_drained(60)
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_rolling_change_under_load_loses_nothing(make_system: Make) -> None:
-    """Two workers and two gateways change their file in turn: a model comes, the other one goes, options change."""
-    system = make_system(worker_options=SETTINGS)
-    first, second = worker(system, "w1", OLD), worker(system, "w2", OLD)
-    gateways = [system.gateway(name).wait_ready() for name in ("g1", "g2")]
-    accepted: list[tuple[str, str]] = []
-    models, over = ["old"], threading.Event()
-
-    def submit() -> None:
-        numbers: Iterator[int] = itertools.count()
-        with httpx.Client(timeout=60) as http:
-            while not over.is_set():
-                number = next(numbers)
-                model = models[number % len(models)]
-                body: dict[str, Any] = {
-                    "task": "text_generation",
-                    "model": model,
-                    "priority": number % 10,
-                    "payload": {"messages": [{"role": "user", "content": "hi"}]},
-                }
-                if number % 4 == 0:
-                    body["conversation_id"] = f"c{number % 12}"
-                try:
-                    answer = http.post(f"{gateways[number % 2].url}/v1/requests", json=body)
-                except httpx.TransportError:  # this gateway is being replaced: nothing was accepted
-                    continue
-                if answer.status_code == 202:
-                    accepted.append((answer.json()["request_id"], model))
-                over.wait(0.02)
-
-    load = threading.Thread(target=submit)
-    load.start()
-    try:
-        grows(accepted, "old")
-        second.kill9()
-        second = worker(system, "w2-2", OLD, NEW)
-        models[:] = ["old", "new"]
-        grows(accepted, "new")
-        assert first.stop() == 0, first.tail()
-        first = worker(system, "w1-2", OLD, NEW)
-        assert gateways[0].stop() == 0
-        gateways[0] = system.gateway("g1-2").wait_ready()
-        grows(accepted, "new")
-        # No new requests name the model that goes, and its last worker goes when all that were accepted have ended.
-        models[:] = ["new"]
-        first.kill9()
-        first = worker(system, "w1-3", NEW)
-        gateways[1].kill9()
-        gateways[1] = system.gateway("g2-2").wait_ready()
-        grows(accepted, "new")
-        eventually(lambda: not waiting(system, accepted, "old"), 120, first.tail)
-        assert second.stop() == 0, second.tail()
-        worker(system, "w2-3", {**NEW, "options": {"tokens": 6}})
-        grows(accepted, "new")
-    finally:
-        over.set()
-        load.join(60)
-    eventually(lambda: not waiting(system, accepted), 120, first.tail)
-    outcomes = system.outcomes()
-    assert {outcomes[request_id].status for request_id, _ in accepted} == {"completed"}
-    assert {model for _, model in accepted} == {"old", "new"}
-    # A second copy of a request, or one whose 202 was lost with its gateway, may still ask for the model that has gone.
-    # It ends when that was absent for `model_absent_s`.
-    system.wait_drained(180)
-
-
-def grows(accepted: list[tuple[str, str]], model: str) -> None:
-    """Ten more requests for a model were accepted."""
-    count = sum(name == model for _, name in accepted)
-    eventually(lambda: sum(name == model for _, name in accepted) >= count + 10, 60, lambda: str(accepted[-3:]))
-
-
-def waiting(system: System, accepted: list[tuple[str, str]], model: str | None = None) -> set[str]:
-    """Accepted requests without an outcome."""
-    outcomes = system.outcomes()
-    return {one for one, name in list(accepted) if one not in outcomes and model in (None, name)}

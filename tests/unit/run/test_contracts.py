@@ -139,7 +139,7 @@ def test_each_contract_covers_its_tests_and_what_they_import(covered: dict[str, 
         assert any(contract.has(name) for name in covered[contract.name])
 
 
-OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refetch", "stock-clients"}
+OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refetch", "stock-clients", "update"}
 
 
 @pytest.mark.parametrize(
@@ -149,10 +149,13 @@ OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refe
             "schemas/penstock/schemas/codec.py",
             {*OF_CLIENTS, "apicurio", "client-library", "engines", "simulated-log"},
         ),
-        ("gateway/penstock/gateway/view/store.py", {"artifact-stores", "older-data", "proxy", "stock-clients"}),
+        (
+            "gateway/penstock/gateway/view/store.py",
+            {"artifact-stores", "older-data", "proxy", "stock-clients", "update"},
+        ),
         ("processors/penstock/processors/engines/text/backend.py", {"engines", "engines-under-workers"}),
         ("docker-compose.yml", {"deploy", "images"}),
-        ("docs/how-to.md", {"docs", "proxy"}),
+        ("docs/how-to.md", {"docs", "proxy", "update"}),
         ("tests/older/f417c1a.tar.xz", {"older-data"}),
         ("tests/integration/stock/go/go.sum", {"stock-clients"}),
         ("tests/kit/run/plugin.py", set()),
