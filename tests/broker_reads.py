@@ -44,6 +44,10 @@ class BrokerReads:
         """All records of a topic, from its start to the end it has now."""
         return self._ask(lambda left_s: self._records(topic, left_s), deadline_s)
 
+    def topics(self, deadline_s: float = 60) -> list[str]:
+        """The names of all topics."""
+        return self._ask(lambda left_s: sorted(self._consumer("reader").list_topics(timeout=left_s).topics), deadline_s)
+
     def committed(self, group: str, topics: Iterable[str], deadline_s: float = 60) -> dict[TP, int]:
         """The offsets that the group has committed."""
         wanted = list(topics)

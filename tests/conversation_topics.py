@@ -144,6 +144,10 @@ class SharedCluster(Cluster):
         self.folder = TemporaryDirectory()
         self.read_anew()
 
+    def give_new_ids(self) -> None:
+        self.topic_id_of_all += "'"
+        self.read_anew()
+
     def read_anew(self) -> None:
         """A file that knows nothing yet reads what is left of the log."""
         self.folder.cleanup()

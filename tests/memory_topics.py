@@ -38,6 +38,10 @@ class MemoryTopics:
         for kept in (self.logs, self.ends, self.ids):
             kept.pop(topic, None)
 
+    def give_new_ids(self) -> None:
+        """As if all topics were mirrored to another cluster."""
+        self.ids = {topic: f"id-{next(self._numbers)}" for topic in self.ids}
+
     def put(self, topic: str, key: bytes, value: bytes | None, timestamp_ms: int | None = None) -> int:
         """Append a record, at 1,000 ms and its offset if no time is given; the offset."""
         self.require(topic)

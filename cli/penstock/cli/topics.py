@@ -181,6 +181,43 @@ def check(cluster: Cluster, as_json: AsJson = False) -> None:
     raise typer.Exit(int(ExitCode.FAILED) if problems else 0)
 
 
+@app.command()
+def reconcile(
+    cluster: Cluster,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """After topics were restored from a backup or a mirror: let workers begin with what has no outcome.
+
+    Run it after `penstock topics create --alter` and before the first worker starts. It reads the result, status and
+    request topics. Requests that have an outcome do not run again. The generation of the workers' group is raised above
+    all epochs in the topics, so that readers follow what workers publish. Where readers follow an origin that the
+    mirror has changed, the unfinished requests of that partition are appended again under it. Titles, metadata and
+    policies of conversations are written again if they name topics of another cluster. A second call does no harm.
+    It also lets streams end that stand still after a loss of power or after the group was deleted.
+
+    Examples:
+
+      penstock topics reconcile --dry-run
+
+      penstock topics reconcile --bootstrap-servers kafka:9092
+    """
+    from penstock.cli.restored.reconcile import reconcile_topics
+    from penstock.schemas.registry import reading_codec
+
+    settings, kafka = cluster.load()
+    found = reconcile_topics(kafka, reading_codec(settings.schema_registry.url), dry_run=dry_run)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    will = "would be" if dry_run else "were"
+    typer.echo(f"{found['unfinished']} requests have no outcome: they run when workers start")
+    typer.echo(f"{found['appended_again']} of them {will} appended again under the origin that readers follow")
+    typer.echo(f"the facts of {found['conversation_facts']} conversations {will} written again")
+    if not dry_run:
+        typer.echo(f"the group {found['group']} is at generation {found['generation']}: start the workers")
+
+
 def kafka_settings(settings: ClusterSettings, bootstrap_servers: str | None, prefix: str | None) -> KafkaSettings:
     """The cluster of the options, else of the settings, else of the `penstock up` that runs here.
 

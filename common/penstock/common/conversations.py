@@ -49,6 +49,8 @@ class TopicRecords(NamedTuple):
     records: list[ConversationRecord]
     head: int | None = None
     """The offset of its head, where it shares the topic with others."""
+    has_id: bool = True
+    """Whether the topic has the id that was asked for."""
 
 
 def fold_messages(records: Iterable[ConversationRecord]) -> list[Turn]:
@@ -100,14 +102,13 @@ def read_conversation(
         topic = settings.names.conversation(owner, name)
         if shared is not None:
             found_id, messages = read_shared(settings, topic, shared, deadline_s)
-            if topic_id not in (None, found_id):
-                return None
+            head = head_of(found_id)
         else:
-            found_id = None
-            if topic_id is not None and admin.topic_id(settings, topic, deadline_s) != topic_id:
+            found_id, head = None if topic_id is None else admin.topic_id(settings, topic, deadline_s), None
+            if topic_id is not None and found_id is None:
                 return None
             messages = read_to_end(settings, topic, partition=0, deadline_s=deadline_s)
-        return TopicRecords(list(decoded(codec or default_codec(), messages)), head_of(found_id))
+        return TopicRecords(list(decoded(codec or default_codec(), messages)), head, topic_id in (None, found_id))
 
     try:
         records = read_through(own_id, read_topic)
@@ -121,15 +122,17 @@ def read_through(
 ) -> list[ConversationRecord]:
     """The records of a conversation at its own offsets, with those that it inherits (`TopicForks`).
 
-    `read_topic` reads a conversation's topic; None when the topic has not the id
-    that is asked for: then nothing is inherited from it. Raises NotFound for a deleted conversation.
+    `read_topic` reads a conversation's topic; None when it does not exist and an id is asked for. Nothing is inherited
+    from a topic that has neither that id nor a record of the fork. Raises NotFound for a deleted conversation.
     """
     parts: list[list[ConversationRecord]] = []
-    name, topic_id, limit = conversation_id, None, None
+    name, topic_id, limit, fork_key = conversation_id, None, None, None
     while (found := read_topic(name, topic_id)) is not None:
         records, forks = found.records, TopicForks(found.head)
         for record in records:
             forks.apply(record.offset, record.key, record.message)
+        if not (found.has_id or forks.has_fork(fork_key)):
+            break
         live = {record.key: record for record in records}
         begin = forks.begin(limit)
         behind = (one for one in live.values() if one.offset >= begin - forks.base and one.key not in forks.void)
@@ -147,7 +150,7 @@ def read_through(
         if (fork := forks.goes_on_from(limit)) is None:
             break
         limit = fork.through if limit is None else min(limit, fork.through)
-        name, topic_id = fork.conversation_id, fork.topic_id
+        name, topic_id, fork_key = fork.conversation_id, fork.topic_id, forks.fork_key
     return [record for part in reversed(parts) for record in part]
 
 

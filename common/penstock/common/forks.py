@@ -119,6 +119,13 @@ class TopicForks:
         self.passed(offset, key)
         return False
 
+    def has_fork(self, fork_key: str | None) -> bool:
+        """Whether the fork whose own record has this key was made of this topic, whatever id Kafka gave that then.
+
+        A mirrored topic has another id than the fork names.
+        """
+        return fork_key is not None and f"forked/{fork_id_of(fork_key)}" in self.forks
+
     def passed(self, offset: int, key: str) -> None:
         """There is a record at Kafka's offset that says nothing of forks."""
         if self._head is not None:

@@ -135,6 +135,10 @@ class World:
     def compact(self, number: int) -> None:
         self.cluster.compact(tombstones_too=number % 2 == 0)
 
+    def mirror(self, _: int) -> None:
+        """All topics are copied to another cluster, where they have other ids."""
+        self.cluster.give_new_ids()
+
     def create(self, number: int) -> None:
         name = self.pick(number)
         if not self.cluster.exists(NAMES.conversation("acme", name)):
@@ -216,7 +220,7 @@ class World:
 
     def read_topic(self, name: str, topic_id: str | None) -> TopicRecords | None:
         found_id, found = self.cluster.read_topic(NAMES.conversation("acme", name))
-        return found if topic_id in (None, found_id) else None
+        return found._replace(has_id=topic_id in (None, found_id))
 
     def plain(self, records: list[ConversationRecord]) -> list[tuple[int, str]]:
         messages = [(record.offset, record.message) for record in records if record.message is not None]
@@ -225,7 +229,7 @@ class World:
 
 NUMBER = st.integers(0, 1_000)
 FORK = st.tuples(st.just(World.fork), NUMBER, NUMBER)
-ACTS = (World.talk, World.erase, World.delete, World.create, World.delete_too_late, World.compact)
+ACTS = (World.talk, World.erase, World.delete, World.create, World.delete_too_late, World.compact, World.mirror)
 STEP = st.one_of(FORK, FORK, *(st.tuples(st.just(act), NUMBER) for act in (*ACTS, World.talk, World.delete)))
 
 

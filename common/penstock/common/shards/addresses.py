@@ -69,6 +69,11 @@ def head_of(conversation_topic_id: str | None) -> int | None:
     )
 
 
+def topic_id_of(conversation_topic_id: str) -> str:
+    """Kafka's id of the topic that holds the conversation."""
+    return conversation_topic_id.partition(_HEAD_AT)[0]
+
+
 def first_offset(conversation_topic_id: str | None) -> int:
     """Kafka's offset of the conversation's first record; a topic of its own begins with 0."""
     return head_of(conversation_topic_id) or 0

@@ -385,14 +385,16 @@ class Conversations:
         A fork whose parent's topic was deleted by others inherits nothing.
         """
         parts: list[_Part] = []
-        name, topic_id, limit = conversation_id, None, None
+        name, topic_id, limit, fork_key = conversation_id, None, None, None
         while True:
             topic = self._topic(tenant, name)
             try:
                 with self._indexed(topic, name) as indexed:
-                    if topic_id is not None and indexed.topic_id != topic_id:
-                        return parts
                     self.indexes.extend(topic, indexed, give_up)
+                    if topic_id not in (None, indexed.topic_id) and not self.indexes.whole(
+                        topic, indexed, give_up
+                    ).index.forks.has_fork(fork_key):
+                        return parts
                     if not parts and indexed.index.is_deleted():
                         raise unknown(name)
                     forks = indexed.index.forks
@@ -409,7 +411,7 @@ class Conversations:
             if fork is None:
                 return parts
             limit = fork.through if limit is None else min(limit, fork.through)
-            name, topic_id = fork.conversation_id, fork.topic_id
+            name, topic_id, fork_key = fork.conversation_id, fork.topic_id, forks.fork_key
 
     def _perhaps_deleted(self, topic: str, indexed: Indexed, give_up: float) -> bool:
         """Whether what is not indexed yet has to be read to know."""

@@ -239,9 +239,10 @@ class Forking:
     async def _let_go_of(self, tenant: str, parent: ConversationFork, fork_id: str, busy: Busy | None = None) -> None:
         """A fork of `parent` is gone. That does not renew it: the tombstone has the time of its newest record."""
         lineage = await self._lineage(tenant, parent.conversation_id)
-        if lineage is not None and lineage.topic_id == parent.topic_id:
+        key = f"forked/{fork_id}"
+        if lineage is not None and (lineage.topic_id == parent.topic_id or key in lineage.forks):
             newest_ms = await self._run(tenant, self._conversations.newest_ms, parent.conversation_id)
-            await self._erase(tenant, parent.conversation_id, [*lineage.void, f"forked/{fork_id}"], newest_ms)
+            await self._erase(tenant, parent.conversation_id, [*lineage.void, key], newest_ms)
             await self.let_go(tenant, parent.conversation_id, busy)
 
     async def _lives(self, tenant: str, key: str, fork: ConversationFork) -> bool:

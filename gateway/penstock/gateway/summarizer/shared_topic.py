@@ -67,10 +67,8 @@ class SharedTopic:
         place = self.places([key]).get(key)
         if place is None:
             raise NotFound("the conversation was deleted")
-        if topic_id not in (None, place.topic_id):
-            return None
         rows = self._rows(key, place.begin)
-        return TopicRecords(list(decoded(self._codec, rows)), place.begin)
+        return TopicRecords(list(decoded(self._codec, rows)), place.begin, topic_id in (None, place.topic_id))
 
     def begin(self, begin: Mapping[Key, int]) -> None:
         self._copy.call(partial(self._begin, begin))

@@ -97,6 +97,10 @@ class ConversationLog:
         """What the conversation goes on from."""
         return self.topic.goes_on_from(self.limit)
 
+    def has_fork(self, child: ConversationLog) -> bool:
+        """Whether the other one was forked from this topic."""
+        return self.topic.has_fork(child.topic.fork_key)
+
     @property
     def size_bytes(self) -> int:
         """About what this takes in memory, the parent's part too."""

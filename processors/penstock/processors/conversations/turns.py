@@ -566,11 +566,12 @@ class Turns:
             return
         limit = fork.through if log.limit is None else min(fork.through, log.limit)
         topic = self._topic_of(log.topic.tenant, fork.conversation_id)
-        if self._log.find(topic, within_s) == fork.topic_id:
-            parent = log.parent
-            if parent is None or parent.topic_id is None:
-                parent = ConversationLog(fork.topic_id, limit)
+        found, parent = self._log.find(topic, within_s), log.parent
+        if found is not None:
+            if parent is None or parent.topic_id != found:
+                parent = ConversationLog(found, limit)
             self._read_into(topic, parent, within_s)
+        if parent is not None and found is not None and (found == fork.topic_id or parent.has_fork(log)):
             self._read_parent(parent, within_s)
         else:
             logger.warning("turns.no_parent topic=%s topic_id=%s", topic, fork.topic_id)
@@ -582,7 +583,7 @@ class Turns:
             if value is None:
                 log.apply(offset, key, None)
                 continue
-            if not log.is_within(offset):
+            if not (log.is_within(offset) or key.startswith(b"forked/")):
                 log.skip(offset)
                 continue
             try:

@@ -101,6 +101,10 @@ class SharedTopics(WorkerTopics):
             conversation_id = topic.partition(".")[2]
             self.begin(conversation_id, begin_record("default", conversation_id, f"h{next(self.numbers)}", 0))
 
+    def give_new_ids(self) -> None:
+        log = f"id{next(self.numbers)}"
+        self.ids = {topic: id_of(log, 0, head_of(one) or 0) for topic, one in self.ids.items()}
+
     def begin(self, conversation_id: str, first: ForkRecord) -> None:
         topic = topic_of("default", conversation_id)
         self.logs[topic], self.ids[topic] = [], id_of("id", 0, self.end)
@@ -248,6 +252,11 @@ class World:
         await self.check()
         self.topics.compact(tombstones_too=number % 2 == 0)
 
+    async def mirror(self, _: int) -> None:
+        """All topics are copied to another cluster, where they have other ids; a new worker reads them."""
+        self.topics.give_new_ids()
+        self.turns = turns_of(self.topics)
+
     async def check(self) -> None:
         for turns in (self.turns, turns_of(self.topics, cached_bytes=0)):
             for name, expected in self.lists.items():
@@ -275,6 +284,7 @@ STEP = st.one_of(
     st.tuples(st.just(World.erase), NUMBER),
     st.tuples(st.just(World.delete), NUMBER, st.sampled_from([None, 0, 1])),
     st.tuples(st.just(World.compact), NUMBER),
+    st.tuples(st.just(World.mirror), NUMBER),
 )
 
 

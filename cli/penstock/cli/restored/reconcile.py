@@ -1,0 +1,176 @@
+"""`penstock topics reconcile`: what restored topics need before the first worker starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from confluent_kafka import Message
+from pydantic import BaseModel
+
+from penstock.cli.config import load
+from penstock.cli.failures import CliFailure
+from penstock.cli.restored.facts import without_ids
+from penstock.cli.restored.group import WorkerGroup
+from penstock.cli.restored.outcomes import Outcomes
+from penstock.cli.restored.requests import PartitionPlan, RequestLogs
+from penstock.common import admin
+from penstock.common.clock import now_ms
+from penstock.common.configuration import ProcessSettings
+from penstock.common.outgoing import facts_record
+from penstock.common.reader import RawMessage, raw_message, read_ranges
+from penstock.common.settings import KafkaSettings
+from penstock.common.transport import Transport
+from penstock.processors.kafka.intake import Intake, origin_header
+from penstock.schemas.codec import Codec
+from penstock.schemas.errors import DecodeError
+from penstock.schemas.records import ConversationFacts, Origin, ResultEvent, StatusEvent
+from penstock.schemas.topics import HEADER_ORIGIN, TP
+
+READ_S = 12 * 3600.0
+ANSWER_S = 60.0
+SPARE_GENERATIONS = 10
+"""Conversations may have been copied later than results, and name epochs that these do not."""
+BATCH = 1_000
+_OF_RESULTS = ("request_id", "tenant", "kind", "attempt", "epoch", "task", "created_at", "worker_id", "origin")
+
+
+class _WorkerGroupName(BaseModel, extra="ignore"):
+    group_id: str | None = None
+
+
+class _Settings(ProcessSettings):
+    """Of a worker's settings its group alone."""
+
+    worker: _WorkerGroupName = _WorkerGroupName()
+
+
+class Restored:
+    """The topics of an installation. All methods block."""
+
+    def __init__(self, kafka: KafkaSettings, codec: Codec) -> None:
+        self._kafka, self._codec = kafka, codec
+        counts = admin.known_topics(kafka)
+        self.requests = {topic: count for topic, count in counts.items() if kafka.names.is_request_topic(topic)}
+        if not self.requests:
+            raise CliFailure("there are no request topics: restore them first")
+
+    def outcomes(self) -> Outcomes:
+        """Read the result topic, then the status topic."""
+        found, names = Outcomes(), self._kafka.names
+        result_head = self._codec.head(ResultEvent, *_OF_RESULTS)
+        status_head = self._codec.head(StatusEvent, "request_id", "tenant", "epoch", "origin")
+
+        def on_result(message: Message) -> None:
+            *values, origin, _ = result_head(message.value() or b"")
+            fields: dict[str, Any] = dict(zip(_OF_RESULTS, values, strict=False))
+            found.on_result(ResultEvent(**fields, origin=Origin(**origin)))
+
+        def on_status(message: Message) -> None:
+            request_id, tenant, epoch, origin, _ = status_head(message.value() or b"")
+            found.on_status((tenant, request_id), Origin(**origin), epoch)
+
+        self._each(self._whole(names.result), on_result)
+        self._each(self._whole(names.status), on_status)
+        return found
+
+    def plans(self, outcomes: Outcomes, group: WorkerGroup) -> list[PartitionPlan]:
+        """Read the request topics."""
+        ranges = {tp: extent for topic in self.requests for tp, extent in self._whole(topic).items()}
+        logs = RequestLogs(outcomes, group.committed(list(ranges)), now_ms())
+        intake = Intake(self._codec, self._kafka.names, self.requests)
+
+        def take(message: Message) -> None:
+            raw = raw_message(message)
+            tp = (raw.topic, raw.partition)
+            read = intake.read(*tp, raw.offset, raw.timestamp_ms, raw.headers, raw.value, raw.key)
+            logs.take(tp, raw.offset, read, is_moved=any(name == HEADER_ORIGIN for name, _ in raw.headers))
+
+        self._each(ranges, take)
+        return list(logs.plans({tp: end for tp, (_, end) in ranges.items()}))
+
+    def foreign_facts(self) -> list[ConversationFacts]:
+        """The facts of conversations that name topics of another cluster."""
+        names = self._kafka.names
+        newest: dict[bytes, ConversationFacts | None] = {}
+
+        def take(message: Message) -> None:
+            value = message.value()
+            newest[message.key() or b""] = self._codec.decode(value, ConversationFacts) if value else None
+
+        self._each(self._whole(names.conversation_facts), take)
+        topics = [*admin.conversation_topics(self._kafka), names.conversation_log]
+        return without_ids(filter(None, newest.values()), admin.topic_ids(self._kafka, topics).values())
+
+    def write_facts(self, facts: Iterable[ConversationFacts]) -> None:
+        """Replace them."""
+        transport = Transport(self._kafka)
+        try:
+            for one in facts:
+                record = facts_record(one, self._kafka.names, self._codec)
+                transport.send(record.topic, record.value, key=record.key, headers=record.headers)
+            _flush(transport, self._kafka.names.conversation_facts)
+        finally:
+            transport.close()
+
+    def append_again(self, plan: PartitionPlan) -> None:
+        """Append the plan's records at the end of their partition, each under its origin."""
+        transport, offsets = Transport(self._kafka), sorted(plan.again)
+        try:
+            for first in range(0, len(offsets), BATCH):
+                some = offsets[first : first + BATCH]
+                ranges = {plan.tp: (some[0], some[-1] + 1)}
+                wanted = set(some)
+                give_up = time.monotonic() + ANSWER_S
+                for raw in read_ranges(self._kafka, ranges, give_up, keep=lambda one, w=wanted: one.offset() in w):
+                    self._append(transport, raw, plan.again[raw.offset])
+                _flush(transport, plan.tp[0])
+        finally:
+            transport.close()
+
+    def _append(self, transport: Transport, raw: RawMessage, origin: Origin) -> None:
+        headers = [*((name, value) for name, value in raw.headers if name != HEADER_ORIGIN), origin_header(origin)]
+        transport.send(raw.topic, raw.value, key=raw.key, headers=headers, partition=raw.partition)
+
+    def _whole(self, topic: str) -> dict[TP, tuple[int, int]]:
+        tps = [(topic, number) for number in range(admin.partition_counts(self._kafka, [topic]).get(topic, 0))]
+        firsts, ends = admin.begin_offsets(self._kafka, tps), admin.end_offsets(self._kafka, tps)
+        return {tp: (firsts[tp], ends[tp]) for tp in tps}
+
+    def _each(self, ranges: dict[TP, tuple[int, int]], take: Callable[[Message], None]) -> None:
+        def seen(message: Message) -> bool:
+            try:
+                take(message)
+            except DecodeError:
+                pass  # no record of ours: all readers pass over it
+            return False
+
+        read_ranges(self._kafka, ranges, time.monotonic() + READ_S, keep=seen)
+
+
+def _flush(transport: Transport, topic: str) -> None:
+    if transport.flush(ANSWER_S):
+        raise CliFailure(f"{topic} did not take all records: run it again")
+
+
+def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> dict[str, object]:
+    """Bring the workers' group in line with the topics; what was found. Raises CliFailure, PenstockError."""
+    restored = Restored(kafka, codec)
+    group = WorkerGroup(kafka, load(_Settings).worker.group_id, list(restored.requests))
+    outcomes, facts = restored.outcomes(), restored.foreign_facts()
+    plans = restored.plans(outcomes, group)
+    report: dict[str, object] = {
+        "group": group.name,
+        "highest_epoch": outcomes.highest_epoch,
+        "unfinished": sum(plan.unfinished for plan in plans),
+        "appended_again": sum(len(plan.again) for plan in plans),
+        "conversation_facts": len(facts),
+    }
+    if not dry_run:
+        report["generation"] = group.raise_generation(outcomes.highest_epoch + SPARE_GENERATIONS)
+        restored.write_facts(facts)
+        for plan in plans:
+            restored.append_again(plan)
+        group.commit({plan.tp: plan.commit for plan in plans})
+    return report
