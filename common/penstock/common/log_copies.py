@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 BUSY_S = 10
 """So long a call waits for another connection's lock."""
-_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
+META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 _PASSING = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -79,20 +79,30 @@ def open_or_start_anew(path: Path, identity: str, made_as: CopyFormat) -> None:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
             raise Overloaded(f"{made_as.what} at {path} cannot be opened: {error}", retry_after_s=1) from error
         logger.warning("copy.unreadable path=%s: it is made anew from the topics", path)
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        remove(path)
         _prepare(path, identity, made_as)
 
 
-def _prepare(path: Path, identity: str, made_as: CopyFormat) -> None:
+def _prepare(path: Path, wanted: str, made_as: CopyFormat) -> None:
     with closing(connect(path)) as connection:
-        connection.executescript(_META)
-        row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
-        if row is not None and row[0] != identity:
+        connection.executescript(META)
+        if identity(connection) not in (None, wanted):
             # Of another version its columns may differ too.
             connection.executescript("".join(f"DROP TABLE IF EXISTS {name};" for name in made_as.tables))
         connection.executescript(made_as.schema)
-        identify(connection, identity)
+        identify(connection, wanted)
+
+
+def remove(path: Path) -> None:
+    """Remove the file and what SQLite keeps beside it; one that is not there is no error."""
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def identity(connection: sqlite3.Connection) -> str | None:
+    """As `identify` was last told; None in a new file."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
+    return None if row is None else row[0]
 
 
 def identify(connection: sqlite3.Connection, identity: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +24,10 @@ from penstock.common.reader import RawMessage
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.request_records import origin_of
-from penstock.gateway.view.rows import snapshot
+from penstock.gateway.view.rows import row_of, snapshot
+from penstock.gateway.view.snapshot_file import Unusable, make_view, take
 from penstock.gateway.view.view import View
+from penstock.gateway.view.view_file import imported_path
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Origin, Record, Usage
 from penstock.schemas.topics import TP
@@ -32,7 +35,7 @@ from penstock.schemas.topics import TP
 TPS: tuple[TP, ...] = (CONTROL, HIGH, REQUESTS, RESULTS, STATUSES)
 NOW_MS = now_ms() // 1_000 * 1_000 - 600_000
 """The history counts what is not older than 48 hours."""
-LIVES = ("waits", "runs", "streams", "ends", "moves", "is cancelled", "is erased", "ends erased")
+LIVES = ("waits", "runs", "streams", "ends", "moves", "is cancelled", "is erased", "ends erased", "repeats")
 
 
 @dataclass
@@ -75,6 +78,12 @@ def life(log: Log, number: int, kind: str) -> Any:
         return
     log.put(STATUSES, status("running", name, **known))
     yield
+    if kind == "repeats":  # by another service; workers know the id
+        log.put(tp, request(name, priority=priority, conversation_id="c9", metadata={"by": "another"}))
+        yield
+        log.put(RESULTS, outcome(name, "abcd", **known))
+        yield
+        return
     for text_offset, text in ((0, "ab"), (2, "cd")):
         if kind != "runs":
             log.put(RESULTS, chunk(text, text_offset, name, **known))
@@ -111,13 +120,14 @@ def knows(gateway: ViewGateway) -> dict[str, Any]:
     facts = [None if one is None else snapshot(one)._replace(updated_ms=0) for one in entries]
     # A status that is read behind the outcome tells nothing.
     facts = [one._replace(status=None) if one is not None and one.ended[0] else one for one in facts]
+    rows = [None if one is None else row_of(one) for one in facts]
     minutes = {at: one.to_text() for at, one in view.known.history.minutes().items() if one.to_text() != EMPTY}
     census, work = view.census, view.tenants.known().get("default")
     depths, ages = census.queue_depths(NOW_MS + 100_000)
     waiting = [replace(one, since_ms=(one.since_ms or 0) // 1_000) for one in census.waiting(NOW_MS + 100_000)]
     turns = {name: sorted(census.of_conversation("default", name)) for name in ("c0", "c1", "c2")}
     return {
-        "entries": facts,
+        "entries": rows,
         "minutes": minutes,
         "live": (view.live_count, census.live("high"), census.live("medium"), census.live("low")),
         "depths": (depths, {klass: math.ceil(age_s) for klass, age_s in ages.items()}),
@@ -136,8 +146,9 @@ EMPTY = "[0,0,0,{},{},{},{}]"
 class Readers:
     """The follower, from the boundary on, and the backfill reader, as `BackfillReader` drives it."""
 
-    def __init__(self, view: View, log: Log, results_cut: int, cut: int) -> None:
-        self.view, self.log = view, log
+    def __init__(self, gateway: ViewGateway, log: Log, results_cut: int, cut: int) -> None:
+        self.view, self.gateway, self.log = gateway.view, gateway, log
+        view = gateway.view
         early, late = log.ends(results_cut), log.ends(cut)
         ends = {tp: late[tp] if tp in (HIGH, REQUESTS) else early[tp] for tp in TPS}
         self.backfill = Backfill({}, ends, 0, NOW_MS - 1)
@@ -145,6 +156,16 @@ class Readers:
         view.offsets().update({**ends, CONTROL: 0})
         while view.offsets()[CONTROL] < ends[CONTROL]:  # commands come first
             self.follow(CONTROL)
+
+    def import_snapshot(self, file: Path) -> None:
+        """As `SnapshotImport` does it, with what another gateway has written."""
+        imported = make_view(file.rename(imported_path(self.gateway.path)), "cluster", {}, self.backfill)
+        flush(self.view)
+        over = self.gateway.store.begin_change_over(imported)
+        assert over.copied.wait(10)
+        self.view.change_over(over)
+        over.decide(switched=True)
+        self.backfill.begin_at(imported.offsets, imported.taken_ms)
 
     def follow(self, tp: TP | None = None) -> bool:
         offsets, partitions = self.view.offsets(), self.log.partitions
@@ -188,6 +209,15 @@ class Readers:
         self.view.end_backfill()
 
 
+def snapshot_of(log: Log, count: int, folder: Path) -> Path:
+    """What a gateway has written that has read so many records."""
+    with ViewGateway(folder / "whole.sqlite") as whole:
+        whole.view.apply(log.written[:count])
+        whole.flush()
+        take(whole.path, folder / "snapshot", "cluster")
+    return folder / "snapshot"
+
+
 @settings(max_examples=examples(200), deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
@@ -196,10 +226,12 @@ class Readers:
     lag=st.integers(0, 6),
     past_share=st.floats(0.05, 0.95),
     aside=st.booleans(),
+    taken=st.none() | st.floats(0, 1),
 )
 def test_both_readings_together_know_what_one_in_order_knows(
-    seed: int, lives: list[str], cut: float, lag: int, past_share: float, aside: bool
+    seed: int, lives: list[str], cut: float, lag: int, past_share: float, aside: bool, taken: float | None
 ) -> None:
+    """`taken`: how much of the past the snapshot of another gateway knows; None: there is none."""
     log, draw = written(seed, lives), random.Random(seed)
     at = int(cut * len(log.written))
     options: dict[str, Any] = {"held_live": 0} if aside else {}
@@ -208,7 +240,14 @@ def test_both_readings_together_know_what_one_in_order_knows(
             ordered.view.apply(log.written)
             expected = knows(ordered)
         with ViewGateway(Path(folder) / "young.sqlite", **options) as young:
-            readers = Readers(young.view, log, max(0, at - lag), at)
+            early = max(0, at - lag)
+            readers = Readers(young, log, early, at)
+            if taken is not None:
+                for _ in range(draw.randrange(2 * len(log.written))):
+                    readers.follow()
+                    if aside and draw.random() < 0.2:
+                        young.put_aside()
+                readers.import_snapshot(snapshot_of(log, int(taken * early), Path(folder)))
             for _ in range(draw.randrange(4 * len(log.written))):
                 tp = draw.choice(TPS)
                 readers.read_backfill(tp) if draw.random() < past_share else readers.follow()
@@ -218,8 +257,10 @@ def test_both_readings_together_know_what_one_in_order_knows(
             while readers.follow():
                 pass
             found = knows(young)
-            if aside:
+            if aside or taken is not None:
                 found["turns"] = expected["turns"]  # those aside are in the file
+            if taken is not None:
+                found["outcomes"] = expected["outcomes"]  # of outcomes that others have folded none is told
             assert found == expected
 
 
@@ -230,7 +271,7 @@ def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> N
             pass
     cut = len(log.written) - 2
     with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young.view, log, cut, cut)
+        readers = Readers(young, log, cut, cut)
         while any(readers.read_backfill(tp) for tp in TPS):
             pass
         view = young.view
@@ -306,7 +347,7 @@ def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places
     elsewhere = Origin(topic=REQUESTS[0], partition=0, offset=1_000_000, append_time_ms=NOW_MS)
     log.put(RESULTS, outcome("r0", "ab", origin=elsewhere))
     with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young.view, log, 2, 2)
+        readers = Readers(young, log, 2, 2)
         readers.end_backfill(random.Random(1))
         assert young.entry(("default", "r0")).status_name == "completed"
 
@@ -316,7 +357,7 @@ def test_an_outcome_on_a_partition_that_was_added_since_is_known(tmp_path: Path)
     log = Log()
     written = log.put(REQUESTS, request("r0"))
     with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young.view, log, 1, 1)
+        readers = Readers(young, log, 1, 1)
         value = default_codec().encode(outcome("r0", "ab", origin=origin_of(written)))
         while any(readers.read_backfill(tp) for tp in TPS):
             pass
@@ -332,7 +373,7 @@ def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once
             pass
     count = len(log.written)
     with ViewGateway(tmp_path / "view.sqlite", held_live=0) as young:
-        readers = Readers(young.view, log, count, count)
+        readers = Readers(young, log, count, count)
         client = young.hub.connect(lambda: None)
         young.hub.subscribe(client, ("conversation", "default", "c0"))
         while any(readers.read_backfill(tp) for tp in TPS):
@@ -349,7 +390,7 @@ def test_who_follows_a_repeat_is_told_the_outcome_of_the_request_of_the_past(tmp
     log.put(RESULTS, outcome("r0", "ab", origin=origin_of(first)))
     log.put(REQUESTS, request("r0"))
     with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young.view, log, 2, 2)
+        readers = Readers(young, log, 2, 2)
         readers.follow()
         client = young.hub.connect(lambda: None)
         young.hub.subscribe(client, ("request", "default", "r0"))
@@ -357,3 +398,115 @@ def test_who_follows_a_repeat_is_told_the_outcome_of_the_request_of_the_past(tmp
         assert [frame.type for frame in client.frames] == ["result"]
         work = young.view.tenants.known()["default"]
         assert (work.outstanding, young.view.live_count) == (0, 0)
+
+
+def past_of(*kinds: str) -> Log:
+    log = Log()
+    for number, kind in enumerate(kinds):
+        for _ in life(log, number, kind):
+            pass
+    return log
+
+
+def test_what_another_gateway_accepted_and_has_not_read_is_read_from_the_log(tmp_path: Path) -> None:
+    log = past_of("ends")
+    count = len(log.written)
+    with ViewGateway(tmp_path / "whole.sqlite") as whole:
+        whole.view.apply(log.written)
+        accepted = request("r1", priority=1, created_at=NOW_MS)
+        whole.view.accepted(accepted, origin_of(log.put(HIGH, accepted)))
+        whole.view.accepted(request("unsent", created_at=NOW_MS))
+        whole.flush()
+        take(whole.path, tmp_path / "snapshot", "cluster")
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        readers = Readers(young, log, count, count)
+        readers.import_snapshot(tmp_path / "snapshot")
+        while readers.follow():
+            pass
+        readers.end_backfill(random.Random(1))
+        assert [young.view.find(("default", name)) is not None for name in ("r0", "r1", "unsent")] == [
+            True,
+            True,
+            False,
+        ]
+        assert (young.view.live_count, young.view.census.live("high")) == (1, 1)
+        assert sum(one.accepted for one in young.view.known.history.minutes().values()) == 2
+
+
+def test_of_two_records_with_one_id_the_one_with_results_counts(tmp_path: Path) -> None:
+    """The one of the past waits, and a worker has run the other one."""
+    log = past_of("waits")
+    count = len(log.written)
+    origin = origin_of(log.put(HIGH, request("r0", priority=1)))
+    log.put(RESULTS, outcome("r0", "ab", origin=origin))
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        readers = Readers(young, log, count, count)
+        while readers.follow():
+            pass
+        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        readers.end_backfill(random.Random(1))
+        assert young.entry(("default", "r0")).status_name == "completed"
+        assert young.view.live_count == 0
+        assert young.view.tenants.known()["default"].outstanding == 0
+        assert sum(one.accepted for one in young.view.known.history.minutes().values()) == 1
+
+
+def test_who_follows_a_repeat_is_told_the_outcome_of_the_snapshot(tmp_path: Path) -> None:
+    log = past_of("ends")
+    count = len(log.written)
+    log.put(REQUESTS, request("r0"))
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        readers = Readers(young, log, count, count)
+        readers.follow()
+        streams, loaded = young.view.streams, []
+        streams.load = loaded.append
+        client = young.hub.connect(lambda: None)
+        young.hub.subscribe(client, ("request", "default", "r0"))
+        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        (entry,) = loaded
+        entry.hold_outcome(outcome("r0", "abcd", origin=entry.origin), None, 0)
+        streams.loaded(entry, entry)
+        assert [frame.type for frame in client.frames] == ["result"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "known", "cluster", "why"),
+    [
+        (0, 3, "cluster", "newer"),
+        (2, 1, "cluster", "begins behind"),
+        (0, 1, "another", "another installation"),
+    ],
+)
+def test_a_snapshot_that_does_not_fit_is_refused(
+    tmp_path: Path, begin: int, known: int, cluster: str, why: str
+) -> None:
+    log = past_of("waits", "waits", "waits", "waits", "waits", "waits")
+    file = snapshot_of(log, 4 * known, tmp_path)
+    ends = log.ends(8)
+    with pytest.raises(Unusable, match=why):
+        make_view(file, cluster, {REQUESTS: begin}, Backfill({}, ends, 0, NOW_MS))
+
+
+def test_a_view_that_is_not_whole_makes_no_snapshot(tmp_path: Path) -> None:
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        young.store.is_whole(False)
+        with pytest.raises(Unusable, match="not whole"):
+            take(young.path, tmp_path / "snapshot", "cluster")
+
+
+def test_a_whole_view_that_was_made_from_a_snapshot_is_found_by_the_next_process(tmp_path: Path) -> None:
+    log = past_of("ends", "waits", "runs")
+    count = len(log.written)
+    for whole in (False, True):
+        path = tmp_path / f"{whole}.sqlite"
+        with ViewGateway(path) as young:
+            young.store.is_whole(False)
+            readers = Readers(young, log, count, count)
+            readers.import_snapshot(snapshot_of(log, count, tmp_path))
+            readers.end_backfill(random.Random(1))
+            young.flush()
+            young.store.is_whole(whole)
+            young.restart()
+            assert [young.view.find(("default", f"r{number}")) is not None for number in range(3)] == [whole] * 3
+            assert young.view.live_count == 2 * whole
+        assert sorted(one.name for one in tmp_path.glob(f"{whole}*")) == [path.name]

@@ -8,7 +8,7 @@ request are folded in their order by one of the two, however far both are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.tenants import Tenants
@@ -58,6 +58,12 @@ class BackfillCounts:
     def recall(self, entry: Entry) -> None:
         entry.counted = (counted_as(entry), entry.accepted_ms)
 
+    def add_live(self, counts: Iterable[tuple[str, Counted, int, int]]) -> None:
+        """As `Store.live_counts` has them: none of them is in memory."""
+        for tenant, counted, accepted_ms, count in counts:
+            self.add(tenant, counted, accepted_ms, count)
+            self.outstanding[tenant] += count
+
     def move_to(self, census: Census, tenants: Tenants) -> None:
         """They count from now on."""
         for (tenant, state, _), (since_ms, count) in self._counts.items():
@@ -86,6 +92,11 @@ class Backfill:
     def offsets(self) -> dict[TP, int]:
         """The next offset of each partition that is to be folded."""
         return self._offsets
+
+    def begin_at(self, offsets: Mapping[TP, int], until_ms: int) -> None:
+        """What lies before these offsets is known from a snapshot."""
+        self._offsets |= {tp: offsets[tp] for tp in self._offsets if tp in offsets}
+        self.until_ms = until_ms
 
     def has(self, origin: Origin) -> bool:
         """Whether a request with this origin is of the past."""

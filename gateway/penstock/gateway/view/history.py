@@ -50,6 +50,21 @@ class Minute:
             counts = self.times[name] = no_counts()
         counts[bucket_of(duration_ms)] += 1
 
+    def add(self, other: Minute) -> None:
+        """What `other` counted was counted in this minute too."""
+        self.accepted += other.accepted
+        self.prompt_tokens += other.prompt_tokens
+        self.completion_tokens += other.completion_tokens
+        self.images += other.images
+        for counts, more in ((self.ended, other.ended), (self.net, other.net)):
+            for name, count in more.items():
+                counts[name] = counts.get(name, 0) + count
+        for name, times in other.times.items():
+            known = self.times.get(name)
+            self.times[name] = times if known is None else counts_of(map(sum, zip(known, times, strict=True)))
+        for klass, since_s in other.oldest_s.items():
+            self.oldest_s[klass] = min(self.oldest_s.get(klass, since_s), since_s)
+
     def to_text(self) -> str:
         """As JSON; `from_text` reads it."""
         times = {name: counts.tolist() for name, counts in self.times.items()}
@@ -153,6 +168,20 @@ class History:
         if minute is None:
             minute = self._minutes[number] = Minute()
         return minute
+
+    def forget(self, entry: RequestState) -> None:
+        """Another record with its id counts: that it was accepted is not counted any more."""
+        if entry.noted.accepted_ms:
+            self._minute(entry.noted.accepted_ms // MINUTE_MS).accepted -= 1
+
+    def add(self, minutes: Mapping[int, Minute]) -> None:
+        """What other requests than those told of so far have counted for. The file has these minutes, as they are."""
+        self._changed |= self._minutes.keys()
+        for number, minute in minutes.items():
+            if (known := self._minutes.get(number)) is None:
+                self._minutes[number] = minute
+            else:
+                known.add(minute)
 
     # -- keeping
 

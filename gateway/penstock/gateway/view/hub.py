@@ -6,7 +6,7 @@ A plain object without I/O. `wake` is called when a client has something new; ho
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from enum import StrEnum
 
 from penstock.gateway.view.frames import Frame
@@ -122,9 +122,9 @@ class Hub:
         for client in tuple(self._clients.get(subject, ())):
             client.wake()
 
-    def clients_except(self, subject: Subject, other: Subject) -> set[Client]:
-        """The clients of a subject that do not listen to the other."""
-        return self._clients.get(subject, set[Client]()) - self._clients.get(other, set[Client]())
+    def clients(self, subject: Subject) -> Set[Client]:
+        """Those that listen to a subject."""
+        return self._clients.get(subject, frozenset[Client]())
 
     @property
     def has_readers(self) -> bool:

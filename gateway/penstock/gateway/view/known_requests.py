@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.backfill import Backfill, BackfillCounts
 from penstock.gateway.view.census import Census
+from penstock.gateway.view.change_over import Imported
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.history import History
 from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
@@ -192,10 +193,52 @@ class KnownRequests:
     def begin_backfill(self, backfill: Backfill) -> None:
         """What is known is of the past. It counts for nothing until `end_backfill`."""
         self.backfill, self.census = backfill, Census()
-        for tenant, counted, accepted_ms, count in self._store.live_counts():
-            backfill.counts.add(tenant, counted, accepted_ms, count)
-            backfill.counts.outstanding[tenant] += count
+        backfill.counts.add_live(self._store.live_counts())
+        for tenant, count in backfill.counts.outstanding.items():
             self.tenants.began(tenant, -count)
+
+    def begin_from(self, imported: Imported) -> list[Key]:
+        """The store has switched to a file made from a snapshot, which holds requests of the past alone.
+
+        The keys of those that may be known already, as they are in memory.
+        """
+        assert self.backfill is not None
+        self.backfill.counts.add_live(imported.live)
+        self._aside += sum(count for *_, count in imported.live)
+        self.history.add(imported.minutes)
+        return [*self.unwritten.all_now()]
+
+    def unite(self, past: Entry, since: Entry) -> Entry:
+        """A request as a snapshot has it, and what was read under its id since: the one of the two that counts.
+
+        That is the one that has results. If neither or both have some it is the one of the past, as if all had been
+        read in order. The other one's record is kept as any other record with that id.
+        """
+        counts, other = (since, past) if past.fold.origin is None and since.fold.origin is not None else (past, since)
+        for one in (since, past):
+            self._take_out(one)
+            one.backfilled = True
+        if not other.erased_unread:
+            self.history.forget(other)
+            if not since.erased:
+                counts.put_aside(other)
+        if not counts.closed:
+            self._live[counts.key] = counts
+            self._outstanding(counts, 1)
+        self.touch(counts, counts.updated_ms)
+        return counts
+
+    def _take_out(self, entry: Entry) -> None:
+        """Count it no longer."""
+        live = self._live.pop(entry.key, None)
+        self._recent.forget(entry.key)
+        if entry.closed:
+            return
+        if live is None:
+            self._aside -= 1
+            self._counts(entry).recall(entry)
+        self._counts(entry).forget(entry)
+        self._outstanding(entry, -1)
 
     def is_backfilled(self, entry: Entry) -> None:
         """Another record with its id stood in the log before."""

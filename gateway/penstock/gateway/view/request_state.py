@@ -267,7 +267,7 @@ class RequestState:
         facts = next((facts for where, facts in self.others if where == place), None)
         if facts is None or known is None or not self.content or same_origin(known, origin):
             return False
-        self._put_aside(self)
+        self.put_aside(self)
         metadata = self.metadata
         for name, value in zip(_OF_RECORD, facts, strict=False):  # files of earlier releases have fewer
             setattr(self, name, value)
@@ -277,7 +277,7 @@ class RequestState:
             self.priority = self.changed_priority
         return True
 
-    def _put_aside(self, read: RequestState) -> None:
+    def put_aside(self, read: RequestState) -> None:
         """Keep the facts of a record that was read."""
         if read.origin is None or not read.content or len(self.others) >= MOST_OTHERS:
             return
@@ -290,10 +290,10 @@ class RequestState:
         if origin is not None and not self.counts(origin):
             other = RequestState(self.tenant, self.request_id, self.partition)
             other.on_request(request, origin)
-            self._put_aside(other)
+            self.put_aside(other)
             return
         if self.origin is not None and origin is not None and not same_origin(origin, self.origin):
-            self._put_aside(self)
+            self.put_aside(self)
             event = self.terminal or self.status
             if not self.lacks_outcome:
                 self.model = None if event is None else event.model

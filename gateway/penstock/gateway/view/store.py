@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from penstock.common import log_copies
 from penstock.gateway.view import view_file
-from penstock.gateway.view.census import Counted
+from penstock.gateway.view.change_over import COLUMNS, ChangeOver, Imported, LiveCount
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
@@ -32,9 +32,8 @@ RETRY_S = 1.0
 _AT_ONCE = (256, 64, 16, 4, 1)
 """Rows of one statement: few sizes, so that each is compiled once."""
 
-_COLUMNS = ", ".join(Row._fields)
 _CHANGES = ", ".join(f"{name} = excluded.{name}" for name in Row._fields[2:])
-_REQUESTS = f"requests ({_COLUMNS})"
+_REQUESTS = f"requests ({COLUMNS})"
 _IF_KNOWN = f" ON CONFLICT (tenant, request_id) DO UPDATE SET {_CHANGES}"
 """A row keeps its number then, and its key is not written again: keys are in no order, each is on a page of its own."""
 _PRUNED_AT_ONCE = 1_000
@@ -96,12 +95,11 @@ class Store:
         self._pages = threading.local()
         self._page_readers: list[sqlite3.Connection] = []
         self._known = known or KeyFilter()
-        ((newest_ms,),) = self._reader.execute("SELECT max(updated_ms) FROM requests")
-        for key in self._reader.execute("SELECT tenant, request_id FROM requests INDEXED BY by_key"):
-            self._known.add(key, newest_ms)
+        self._imported: Imported | None = None
+        add_keys(self._reader, self._known)
         self._pruned = False
         """Rows were deleted since the filter was last asked to forget."""
-        self._queue: queue.Queue[Batch | None] = queue.Queue()
+        self._queue: queue.Queue[Batch | ChangeOver | None] = queue.Queue()
         self._closing = threading.Event()
         self.failure: BaseException | None = None
         """Why the newest batch could not be written; None again when it was."""
@@ -133,7 +131,11 @@ class Store:
         connection = self._connect()
         try:
             while (batch := self._queue.get()) is not None:
-                if not self._write_at_last(connection, batch):
+                if isinstance(batch, ChangeOver):
+                    if batch.run(connection, self._path, log_copies.connect):
+                        connection.close()
+                        connection = self._connect()
+                elif not self._write_at_last(connection, batch):
                     return  # a later batch's offsets would cover the rows that are missing
         finally:
             connection.close()
@@ -176,6 +178,27 @@ class Store:
         if self._to_wipe:
             self._to_wipe = not log_copies.wiped(connection)
 
+    def begin_change_over(self, imported: Imported) -> ChangeOver:
+        """The writer copies what the file has to the new one, after the batches that were handed to it before."""
+        over = ChangeOver(imported=imported)
+        self._queue.put_nowait(over)
+        return over
+
+    def switch(self, imported: Imported) -> None:
+        """Read the new file. Raises sqlite3.Error."""
+        reader = log_copies.connect(imported.path)
+        self._page_readers.append(self._reader)  # it is closed with the others
+        self._path, self._reader, self._known, self._imported = imported.path, reader, imported.known, imported
+
+    def of_snapshot(self, key: Key) -> Entry | None:
+        """The request as the snapshot has it that the file was made from."""
+        imported = self._imported
+        if imported is None or key not in self._known:
+            return None
+        query = f"SELECT {COLUMNS} FROM requests WHERE tenant = ? AND request_id = ? AND number <= ?"
+        row = self._reader.execute(query, (*key, imported.last_number)).fetchone()
+        return None if row is None else restored(Row._make(row))
+
     def is_whole(self, whole: bool) -> None:
         """Say whether the file holds all up to its offsets; if not, the next process starts it anew. For a thread."""
         with closing(self._connect()) as connection:
@@ -202,7 +225,7 @@ class Store:
 
     def silent_live(self, before_ms: int) -> list[Entry]:
         """Some rows of what has not ended that were not touched since. For a thread."""
-        query = f"SELECT {_COLUMNS} FROM requests WHERE done = 0 AND updated_ms < ? LIMIT {_PRUNED_AT_ONCE}"
+        query = f"SELECT {COLUMNS} FROM requests WHERE done = 0 AND updated_ms < ? LIMIT {_PRUNED_AT_ONCE}"
         return [restored(Row._make(row)) for row in self._page_connection().execute(query, (before_ms,))]
 
     def delete(self, keys: Sequence[Key], before_ms: int) -> None:
@@ -225,16 +248,10 @@ class Store:
     # -- reading
 
     def offsets(self) -> dict[TP, int]:
-        return {(topic, partition): at for topic, partition, at in self._reader.execute("SELECT * FROM offsets")}
+        return offsets_of(self._reader)
 
-    def live_counts(self) -> Iterator[tuple[str, Counted, int, int]]:
-        """Requests that are not done: (tenant, as what they are counted, when the first was accepted, how many)."""
-        query = (
-            "SELECT tenant, counted, min(accepted_ms), count(*) FROM requests INDEXED BY live WHERE done = 0"
-            f" GROUP BY tenant, counted, accepted_ms / {AGES_MS}"
-        )
-        for tenant, counted, accepted_ms, count in self._reader.execute(query):
-            yield tenant, counted_of(counted), accepted_ms, count
+    def live_counts(self) -> Iterator[LiveCount]:
+        return live_counts(self._reader)
 
     def minutes(self) -> list[tuple[int, str]]:
         """The history, as `Minute.to_text` has it, by minute since the epoch."""
@@ -266,7 +283,7 @@ class Store:
     def live_of_tenant(self, tenant: str, after: LivePlace, most: int) -> tuple[list[Entry], LivePlace]:
         """Some of the tenant's requests that are not done, behind a place, and where the last one is. For a thread."""
         query = (
-            f"SELECT {_COLUMNS} FROM requests INDEXED BY live WHERE done = 0 AND tenant = ?"
+            f"SELECT {COLUMNS} FROM requests INDEXED BY live WHERE done = 0 AND tenant = ?"
             " AND (counted, accepted_ms, request_id) > (?, ?, ?) ORDER BY counted, accepted_ms, request_id LIMIT ?"
         )
         found = [Row._make(row) for row in self._page_connection().execute(query, (tenant, *after, most))]
@@ -287,7 +304,7 @@ class Store:
         """What was handed over at some time before, if it is written by now."""
         if key not in self._known:
             return None
-        query = f"SELECT {_COLUMNS} FROM requests WHERE tenant = ? AND request_id = ?"
+        query = f"SELECT {COLUMNS} FROM requests WHERE tenant = ? AND request_id = ?"
         row = self._reader.execute(query, key).fetchone()
         return None if row is None else restored(Row._make(row))
 
@@ -313,17 +330,38 @@ class Store:
         numbers = numbers_of_page(connection, tenant, limit=limit, after=after, newest_first=newest_first, where=where)
         if not numbers:
             return numbers if numbers is None else []
-        query = f"SELECT number, {_COLUMNS} FROM requests WHERE number IN ({', '.join('?' * len(numbers))})"
+        query = f"SELECT number, {COLUMNS} FROM requests WHERE number IN ({', '.join('?' * len(numbers))})"
         found = {number: restored(Row._make(row)) for number, *row in connection.execute(query, numbers)}
         return [found[number] for number in numbers if number in found]
 
     def _page_connection(self) -> sqlite3.Connection:
         """This thread's own."""
-        connection: sqlite3.Connection | None = getattr(self._pages, "connection", None)
-        if connection is None:
-            connection = self._pages.connection = self._connect()
+        path, connection = self._path, getattr(self._pages, "connection", None)
+        if connection is None or self._pages.path != path:
+            connection = log_copies.connect(path)
+            self._pages.path, self._pages.connection = path, connection
             self._page_readers.append(connection)
         return connection
+
+
+def offsets_of(connection: sqlite3.Connection) -> dict[TP, int]:
+    return {(topic, partition): at for topic, partition, at in connection.execute("SELECT * FROM offsets")}
+
+
+def live_counts(connection: sqlite3.Connection) -> Iterator[LiveCount]:
+    query = (
+        "SELECT tenant, counted, min(accepted_ms), count(*) FROM requests INDEXED BY live WHERE done = 0"
+        f" GROUP BY tenant, counted, accepted_ms / {AGES_MS}"
+    )
+    for tenant, counted, accepted_ms, count in connection.execute(query):
+        yield tenant, counted_of(counted), accepted_ms, count
+
+
+def add_keys(connection: sqlite3.Connection, known: KeyFilter) -> None:
+    """Add the keys of all rows."""
+    ((newest_ms,),) = connection.execute("SELECT max(updated_ms) FROM requests")
+    for key in connection.execute("SELECT tenant, request_id FROM requests INDEXED BY by_key"):
+        known.add(key, newest_ms)
 
 
 def _put(connection: sqlite3.Connection, table: str, rows: Sequence[Sequence[Any]], if_known: str = "") -> None:

@@ -17,6 +17,7 @@ from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.tenants import MINUTE_S, NEW_CONVERSATION_S, Tenants
 from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.census import Census
+from penstock.gateway.view.change_over import ChangeOver
 from penstock.gateway.view.changes import Changes
 from penstock.gateway.view.claims import Claims
 from penstock.gateway.view.conversation_pools import ConversationPools
@@ -30,6 +31,7 @@ from penstock.gateway.view.outputs import LargeOutput, OutcomeReader
 from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, lean_decoder, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
+from penstock.gateway.view.rows import restored
 from penstock.gateway.view.selecting import ALONE
 from penstock.gateway.view.store import TP, Due, LivePlace, Store, Turn
 from penstock.gateway.view.streams import Streams, place_reader
@@ -286,6 +288,30 @@ class View:
         self.backfill = backfill
         self.known.begin_backfill(backfill)
 
+    def change_over(self, over: ChangeOver) -> None:
+        """Go on with the file that was made from a snapshot, once the old one is copied. Raises sqlite3.Error."""
+        self._store.switch(over.imported)
+        since = {row[:2]: restored(row) for row in over.doubles}
+        for key in self.known.begin_from(over.imported):
+            since[key] = self.known.unwritten.all_now()[key]
+        for key, entry in since.items():
+            if (past := self._store.of_snapshot(key)) is not None:
+                self._unite(past, self.known.in_memory(key) or entry)
+
+    def _unite(self, past: Entry, since: Entry) -> None:
+        past.backfilled = True
+        counts = self.known.unite(past, since)
+        if since.erased:
+            self._erased(counts.key)
+        elif counts.done and counts is past:
+            self.streams.on_end(since)
+            for client in self._hub.clients(("request", *counts.key)):
+                self.streams.follow(counts)
+                self.streams.when_whole(counts, client, None, lambda whole, _: [whole.result_frame()])
+            for client in self._hub.clients(("outcome", *counts.key)):
+                self.streams.follow(counts)
+                self.streams.when_whole(counts, client, None, lambda whole, _: [whole.outcome_frame()])
+
     def end_backfill(self) -> None:
         """All of it was folded, up to where the follower is: who follows a conversation is told what of it runs."""
         lines = set(self._hub.conversations())
@@ -349,7 +375,7 @@ class View:
             conversation = ("conversation", entry.tenant, entry.conversation_id)
             if self._hub.listens(conversation):
                 whole = self.streams.follow(entry)
-                for client in self._hub.clients_except(conversation, ("request", *entry.key)):
+                for client in self._hub.clients(conversation) - self._hub.clients(("request", *entry.key)):
                     if whole:
                         client.push_all(entry.opening(None))
                     else:
