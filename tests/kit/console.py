@@ -122,12 +122,12 @@ def tab_to(page: Any, name: str) -> None:
 def keep_screenshot(page: Any, name: str) -> None:
     """As `NAME.png` in the folder that `PENSTOCK_SCREENSHOTS` names, if it names one."""
     if folder := os.environ.get("PENSTOCK_SCREENSHOTS"):
-        page.set_viewport_size({"width": 1280, "height": 300})
-        height = page.evaluate("document.documentElement.scrollHeight")
-        page.set_viewport_size({"width": 1280, "height": min(height, 1100)})
+        page.set_viewport_size({"width": 1280, "height": 1100})
         page.evaluate("scrollTo(0, 0)")
         page.wait_for_timeout(2_500)  # charts are drawn again
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        end = page.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
+        part = {"x": 0, "y": 0, "width": 1280, "height": min(end, 1100)}
+        page.screenshot(path=Path(folder) / f"{name}.png", clip=part)
 
 
 def wider_than(page: Any, size: dict[str, int]) -> list[str]:
