@@ -125,7 +125,9 @@ def keep_screenshot(page: Any, name: str) -> None:
         page.set_viewport_size({"width": 1280, "height": 1100})
         page.evaluate("scrollTo(0, 0)")
         page.wait_for_timeout(2_500)  # charts are drawn again
-        page.screenshot(path=Path(folder) / f"{name}.png")
+        end = page.evaluate("document.querySelector('main').getBoundingClientRect().bottom")
+        part = {"x": 0, "y": 0, "width": 1280, "height": min(end, 1100)}
+        page.screenshot(path=Path(folder) / f"{name}.png", clip=part)
 
 
 def wider_than(page: Any, size: dict[str, int]) -> list[str]:

@@ -621,6 +621,7 @@ class ModelState(Record):
     abilities: list[str] = field(default_factory=list[str])
     entry: str | None = None
     code: str | None = None
+    peak_bytes: int | None = None
 
 
 @record

@@ -80,6 +80,9 @@ def test_a_chat_takes_tools_images_and_a_conversation(system: System, gateway: P
     told(page, "Hello")
     assert page.locator(".turn").count() == len(items) + 1
 
+    page.goto(f"{gateway.url}/#/models")
+    told(page, "GiB at most")
+
 
 def test_texts_are_embedded_and_compared_and_the_snippets_do_the_same(gateway: Process, open_page: Opener) -> None:
     page = open_page(gateway, "#/playground/embedding", color_scheme="dark")

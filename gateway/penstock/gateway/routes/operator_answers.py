@@ -283,6 +283,7 @@ class ReplicaState(Answer):
     device: str | None
     memory_bytes: int | None
     reserved_bytes: int | None
+    peak_bytes: Annotated[int | None, Field(description="The most that it was measured to hold without its runs.")]
     queued: int
     running: int
     reason: str | None

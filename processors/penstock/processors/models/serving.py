@@ -293,6 +293,7 @@ class Serving:
                         abilities=sorted(config.abilities),
                         entry=entry_digest(config),
                         code=_code(lane, state),
+                        peak_bytes=None if replica is None else replica.peak_bytes or None,
                     )
                 )
         return states

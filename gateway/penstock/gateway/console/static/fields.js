@@ -52,6 +52,9 @@ export function plain(schema, schemas) {
   return {kind: of.maxLength || of.pattern || of.format ? "text" : "long", of};
 }
 
+/** As browsers take it, in whose classes of characters a hyphen is escaped. */
+const pattern = ({pattern: of}) => of?.replaceAll("-]", "\\-]");
+
 /** The field of one property. `onValue` gets undefined for a field that is left empty; what was typed stays as it was typed. */
 export function SchemaField({name, schema, schemas, value, onValue, required}) {
   const {kind, of} = plain(schema, schemas);
@@ -69,7 +72,7 @@ export function SchemaField({name, schema, schemas, value, onValue, required}) {
     case "lines": return html`<label class="wide">${label} <span class="faint">One a line</span> <textarea rows="4" required=${required} defaultValue=${lines(value)}
       onInput=${typed(unlined)}></textarea></label>`;
     case "long": return html`<label class="wide">${said} <textarea rows="2" required=${required} value=${value ?? ""} onInput=${typed(String)}></textarea></label>`;
-    default: return html`<label>${said} <input maxlength=${of.maxLength} pattern=${of.pattern} required=${required} value=${value ?? ""}
+    default: return html`<label>${said} <input maxlength=${of.maxLength} pattern=${pattern(of)} required=${required} value=${value ?? ""}
       autocomplete="off" onInput=${typed(String)} /></label>`;
   }
 }

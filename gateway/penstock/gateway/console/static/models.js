@@ -66,7 +66,8 @@ const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
 /** How many requests run and wait. A worker reports one number of those that wait with each of its replicas. */
 export const load = (replicas) => `${sum(replicas.map((one) => one.running))} running, ${
   sum(Object.values(Object.fromEntries(replicas.map((one) => [one.worker_id, one.queued]))))} waiting`;
-const bytes = ({memory_bytes: measured, reserved_bytes: reserved}) => [reserved !== null && `${gib(reserved)} reserved`, measured !== null && `${gib(measured)} measured`].filter(Boolean).join(", ");
+const bytes = ({memory_bytes: measured, reserved_bytes: reserved, peak_bytes: peak}) => Object.entries({reserved, measured, "at most": peak})
+  .filter(([, of]) => typeof of === "number").map(([name, of]) => `${gib(of)} ${name}`).join(", ");
 
 /** The state of a model, how far its load is, and why it is not loaded. */
 function State({one}) {
