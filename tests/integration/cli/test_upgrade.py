@@ -22,14 +22,14 @@ from penstock.schemas.records import ResultEvent
 from support import wait_until
 from system import System
 
-OLDER = Path(__file__).parents[2] / "older" / "f417c1a.tar.xz"
+OLDER = sorted(Path(__file__).parents[2].glob("older/*.tar.xz"))
 
 
 class Upgraded:
     """Today's `penstock up` on the older folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.data, self.notes = unpack(OLDER, folder)
+    def __init__(self, archive: Path, folder: Path) -> None:
+        self.data, self.notes = unpack(archive, folder)
         self.log, config = folder / "up.out", folder / "penstock.toml"
         config.write_text(MODELS.replace("delay_ms = 500", "delay_ms = 5"))
         self.kafka = f"127.0.0.1:{free_port()}"
@@ -64,9 +64,9 @@ class Upgraded:
         return [default_codec().decode(message.value() or b"", ResultEvent) for message in ordered]
 
 
-@pytest.fixture
-def upgraded(tmp_path: Path) -> Iterator[Upgraded]:
-    found = Upgraded(tmp_path)
+@pytest.fixture(params=OLDER, ids=lambda archive: archive.name)
+def upgraded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Upgraded]:
+    found = Upgraded(request.param, tmp_path)
     yield found
     found.http.close()
     if found.process.poll() is None:
