@@ -105,17 +105,20 @@ def try_wheel(version: str) -> None:
 
 
 def build_image(target: str, version: str) -> None:
-    """Build it by buildah with BUILDAH_OPTIONS, such as `--build-arg BASE=…`, and take out its bill of materials."""
+    """Build it by buildah with BUILDAH_OPTIONS, such as `--build-arg BASE=…`, label it, and take out its bill."""
     tag, storage = f"penstock:{version}-{target}", shlex.split(os.environ.get("BUILDAH_STORAGE", ""))
     labels = {"version": version, "title": f"penstock {target}"}
     if not run("git", "status", "--porcelain"):  # else no commit has this version yet
         labels["revision"] = run("git", "rev-parse", "HEAD").strip()
-    words = [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
     more = shlex.split(os.environ.get("BUILDAH_OPTIONS", ""))
     file = ["--file", str(ROOT / "deploy/Dockerfile"), "--tag", tag, str(ROOT)]
-    run("buildah", *storage, "bud", "--layers", "--format", "docker", "--target", target, *words, *more, *file)
+    run("buildah", *storage, "bud", "--layers", "--format", "docker", "--target", target, *more, *file)
     container = run("buildah", *storage, "from", tag).strip()
     try:
+        # `bud --label` sets nothing on an image whose last layer is in the cache.
+        words = [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
+        run("buildah", *storage, "config", *words, container)
+        run("buildah", *storage, "commit", "--quiet", "--format", "docker", container, tag)
         root = Path(run("buildah", *storage, "mount", container).strip())
         shutil.copy(root / "app/sbom.json", DIST / f"penstock-{version}-{target}.sbom.json")
     finally:
