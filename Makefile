@@ -9,7 +9,7 @@ TORCH_BACKEND ?=
 QUIET := $(shell test -t 2 || echo --quiet)
 STAMP := $(VENV)/.installed-$(if $(TORCH_BACKEND),$(TORCH_BACKEND),pinned)
 
-.PHONY: up down status logs install test test-all check format bench simulate gpu-check clean help
+.PHONY: up down status logs install test test-all check format bench release older-data simulate gpu-check clean help
 
 help: ## Show what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,6 +75,12 @@ check: $(STAMP) ## Lint, format, types, import direction, schema evolution
 format: $(STAMP) ## Put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+release: $(STAMP) ## Build wheel, images, bills of materials and checksums into dist/: make release VERSION=1.0.0 [ARGS=--no-images]
+	@$(BIN)/python deploy/release.py $(VERSION) $(ARGS)
+
+older-data: $(STAMP) ## Keep what this release writes, for tests of later ones: make older-data VERSION=1.0.0
+	@PYTHONPATH=tests $(BIN)/python tests/older/make_folder.py tests/older/$(VERSION).tar.xz
 
 BENCHMARKS ?= core_bench overhead throughput gateway slots after_kill text images fanout batches
 

@@ -1,4 +1,7 @@
-"""The software bill of materials of an image: its Python and Debian packages with their licences, as CycloneDX 1.6."""
+"""The software bill of materials of an image: its Python and Debian packages with their licences, as CycloneDX 1.6.
+
+With `--python` the Python packages alone.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,19 @@ def component(kind: str, name: str, version: str, licence: str) -> dict[str, obj
     }
 
 
-def bill() -> dict[str, object]:
-    python = [component("pypi", one.name, one.version, licence(one)) for one in distributions()]
+def python_packages() -> list[dict[str, object]]:
+    found = [component("pypi", one.name, one.version, licence(one)) for one in distributions()]
+    return sorted(found, key=lambda one: str(one["purl"]))
+
+
+def debian_packages() -> list[dict[str, object]]:
     listed = subprocess.run(LIST_DEBIAN, check=True, capture_output=True, text=True).stdout.split()
-    debian = [
+    return [
         component("deb/debian", name, version, f"/usr/share/doc/{name}/copyright")
         for name, version in zip(listed[::2], listed[1::2], strict=True)
     ]
-    components = sorted(python, key=lambda one: str(one["purl"])) + debian
-    return {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "components": components}
 
 
-json.dump(bill(), sys.stdout, indent=1)
+components = [*python_packages(), *([] if "--python" in sys.argv else debian_packages())]
+bill = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "components": components}
+json.dump(bill, sys.stdout, indent=1)

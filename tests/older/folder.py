@@ -12,6 +12,8 @@ from typing import Any
 
 from aiokafka.record.util import calc_crc32c
 
+from penstock.schemas.codec import released_schema
+
 _BATCH = struct.Struct(">qiiBI")
 """Of a record batch: base offset, length behind these two, leader epoch, magic, checksum of all that follows."""
 _LENGTH_AT = 12
@@ -39,6 +41,14 @@ def unpack(archive: Path, into: Path) -> tuple[Path, dict[str, Any]]:
     for facts in data.glob("artifacts/**/*.json"):
         facts.write_text(move.text(facts.read_text()))
     return data, notes
+
+
+def schema_ids(data: Path) -> set[int]:
+    """The ids of Penstock's own schemas that records in the folder have, by the header of an encoded record."""
+    found: set[int] = set()
+    for log in data.glob("kafka/topics/*/*.log"):
+        found |= {int.from_bytes(one, "big") for one in re.findall(rb"\0(PN..)", log.read_bytes(), re.DOTALL)}
+    return {one for one in found if released_schema(one) is not None}
 
 
 class _Times:

@@ -29,6 +29,7 @@ from penstock.cli.ordered import read_orders
 from penstock.cli.paths import cache_dir, default_data_dir, local_url, port_in_use
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask, ask_problems, readiness_of_part
+from penstock.cli.restored.signs import restore_checks
 from penstock.cli.state import Home, PartState
 from penstock.cli.topics import findings
 from penstock.common.admin_clients import admin_client
@@ -38,6 +39,7 @@ from penstock.common.orders import in_force, order_lines
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.edge.keys import KeysFileError, list_keys
 from penstock.schemas.desired import CLASS
+from penstock.schemas.registry import reading_codec
 
 OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
 KAFKA_ANSWER_S = 2.0
@@ -330,6 +332,7 @@ def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[str])
         ("conversations", lambda: [conversation_check(*count_conversations(settings))]),
         ("orders", lambda: order_checks(read_orders(settings))),
         ("transactions", lambda: live_checks.transaction_checks(settings)),
+        ("restored", lambda: restore_checks(settings, reading_codec(load(ClusterSettings).schema_registry.url))),
         ("rights", lambda: live_checks.right_checks(settings)),
         ("queues", lambda: live_checks.queue_checks(settings, queues)),
     ):

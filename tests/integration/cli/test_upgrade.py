@@ -1,35 +1,63 @@
-"""`penstock up` on a data folder of an older release: what had ended is shown, what waited runs once, new work runs."""
+"""`penstock up` on a data folder of an older release: what had ended is shown, what waited runs once, new work runs.
+
+The older release reads what today's writes: by its own schemas, as a registry lets it.
+"""
 
 from __future__ import annotations
 
+import io
+import json
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from confluent_kafka import Message
+from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
-from older.folder import unpack
+from older.folder import schema_ids, unpack
 from older.make_folder import MODELS
 from penstock.cli.paths import free_port
-from penstock.schemas.codec import default_codec
+from penstock.schemas.codec import default_codec, released_schema
 from penstock.schemas.records import ResultEvent
 from support import wait_until
 from system import System
 
-OLDER = Path(__file__).parents[2] / "older" / "f417c1a.tar.xz"
+OLDER = sorted(Path(__file__).parents[2].glob("older/*.tar.xz"))
+
+
+def newest_schemas(ids: Iterable[int]) -> dict[str, tuple[int, Any]]:
+    """By the record's name: the newest version with one of these ids, and its schema."""
+    found = [known for one in sorted(ids) if (known := released_schema(one)) is not None]
+    return {name: (version, parse_schema(json.loads(text), {})) for name, version, text in found}
+
+
+def read_by_older(value: bytes, older: Mapping[str, tuple[int, Any]]) -> str | None:
+    """The name of the record, if its version is newer than the older release's, which reads it by its own schema."""
+    known = released_schema(int.from_bytes(value[1:5], "big"))
+    if known is None or known[0] not in older or known[1] <= older[known[0]][0]:
+        return None
+    name, _, text = known
+    written, reader = parse_schema(json.loads(text), {}), older[name][1]
+    seen: Any = schemaless_reader(io.BytesIO(value[5:]), written, reader)
+    today: Any = schemaless_reader(io.BytesIO(value[5:]), written, None)
+    plain = {field: one for field, one in seen.items() if not isinstance(one, dict | list)}
+    assert plain == {field: today[field] for field in plain}
+    schemaless_writer(io.BytesIO(), reader, seen)
+    return name
 
 
 class Upgraded:
     """Today's `penstock up` on the older folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.data, self.notes = unpack(OLDER, folder)
+    def __init__(self, archive: Path, folder: Path) -> None:
+        self.data, self.notes = unpack(archive, folder)
+        self.older_schemas = newest_schemas(schema_ids(self.data))
         self.log, config = folder / "up.out", folder / "penstock.toml"
         config.write_text(MODELS.replace("delay_ms = 500", "delay_ms = 5"))
         self.kafka = f"127.0.0.1:{free_port()}"
@@ -58,15 +86,21 @@ class Upgraded:
         accepted = self.http.post("/v1/requests", json=body).raise_for_status().json()
         return self.get(accepted["status_url"], wait=60)
 
+    def records(self, folder: Path) -> list[bytes]:
+        """Of all topics but those that other software makes."""
+        system = System(self.kafka, "", folder)
+        topics = [topic for topic in system.reads.topics() if not topic.startswith("__")]
+        return [value for topic in topics for message in system.read(topic) if (value := message.value())]
+
     def results(self, folder: Path) -> list[ResultEvent]:
         messages: list[Message] = System(self.kafka, "", folder).read("inference.result")
         ordered = sorted(messages, key=lambda message: (message.partition() or 0, message.offset() or 0))
         return [default_codec().decode(message.value() or b"", ResultEvent) for message in ordered]
 
 
-@pytest.fixture
-def upgraded(tmp_path: Path) -> Iterator[Upgraded]:
-    found = Upgraded(tmp_path)
+@pytest.fixture(params=OLDER, ids=lambda archive: archive.name)
+def upgraded(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Upgraded]:
+    found = Upgraded(request.param, tmp_path)
     yield found
     found.http.close()
     if found.process.poll() is None:
@@ -104,6 +138,8 @@ def test_a_folder_of_an_older_release_serves_on(upgraded: Upgraded, tmp_path: Pa
 
     ends = Counter(event.request_id for event in upgraded.results(tmp_path) if event.is_terminal)
     assert {ends[one] for one in (*notes["done"], *left)} == {1}
+    read_back = {read_by_older(value, upgraded.older_schemas) for value in upgraded.records(tmp_path)}
+    assert read_back >= {"InferenceRequest", "ResultEvent", "StatusEvent", "ConversationMessage", "WorkerState"}
     check = [sys.executable, "-m", "penstock.cli.main", "topics", "check", "--bootstrap-servers", upgraded.kafka]
     checked = subprocess.run(check, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -106,9 +108,11 @@ class Images:
         if BASE not in self.buildah("images", "--format", "{{.Name}}"):
             self._make_base()
 
+    def _storage(self, place: Path) -> list[str]:
+        return ["--root", str(place / "root"), "--runroot", str(place / "run")]
+
     def buildah(self, *words: str, place: Path | None = None) -> str:
-        place = place or self._place
-        storage = ["--root", str(place / "root"), "--runroot", str(place / "run")]
+        storage = self._storage(place or self._place)
         done = subprocess.run(["buildah", *storage, *words], capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, f"{words}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout
@@ -128,12 +132,28 @@ class Images:
         self.buildah("commit", "--quiet", "--rm", container, BASE)
 
     def build(self, target: str, tag: str) -> None:
+        words = f"--layers --format docker --target {target}"
+        file = ["--file", str(ROOT / "deploy/Dockerfile"), "--tag", tag, str(ROOT)]
+        self.buildah("bud", *words.split(), *self.options, *file)
+
+    @property
+    def options(self) -> list[str]:
         """This machine's certificates and pip's settings are mounted while it is built; the image has none of them."""
         mounts = {"/etc/ssl/certs": "/etc/ssl/certs", "/etc/pip.conf": "/etc/pip.conf", self._mounted: "/etc/uv"}
         volumes = [f"--volume={source}:{target}:ro" for source, target in mounts.items() if Path(source).exists()]
-        words = f"--isolation chroot --layers --format docker --target {target} --build-arg BASE=localhost/{BASE}"
-        file = ["--file", str(ROOT / "deploy/Dockerfile"), "--tag", tag, str(ROOT)]
-        self.buildah("bud", *words.split(), *volumes, *file)
+        return ["--isolation", "chroot", "--build-arg", f"BASE=localhost/{BASE}", *volumes]
+
+    def release(self, target: str, version: str) -> dict[str, str]:
+        """Build as deploy/release.py does; the image's labels."""
+        storage = shlex.join(self._storage(self._place))
+        env = {**os.environ, "BUILDAH_STORAGE": storage, "BUILDAH_OPTIONS": shlex.join(self.options)}
+        code = f"import release; release.DIST.mkdir(exist_ok=True); release.build_image({target!r}, {version!r})"
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT / "deploy", env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        about = json.loads(self.buildah("inspect", "--type", "image", f"penstock:{version}-{target}"))
+        return about["Docker"]["config"]["Labels"]
 
     def close(self, place: Path | None = None) -> None:
         self.buildah("rm", "--all", place=place)

@@ -43,6 +43,17 @@ def test_the_slim_image_is_small_and_has_no_engines(slim: Any, data: Path) -> No
     assert "the worker is not installed here" in without.stdout
 
 
+def test_a_release_has_tags_labels_and_a_bill(images: Any, slim: Any) -> None:
+    """It is the same image as far as its layers are concerned, so this takes seconds."""
+    bill = ROOT / "dist/penstock-9.8.7-slim.sbom.json"
+    try:
+        labels = images.release("slim", "9.8.7")
+        assert labels["org.opencontainers.image.version"] == "9.8.7"
+        assert json.loads(bill.read_text()) == json.loads((slim.root / "app/sbom.json").read_text())
+    finally:
+        bill.unlink(missing_ok=True)
+
+
 def bytes_of(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
 

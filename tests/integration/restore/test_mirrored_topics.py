@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +14,7 @@ from conversing import fork, items, turn
 from mirror_maker import copy_topics
 from penstock.cli.embedded_kafka import EmbeddedKafka
 from penstock.common import admin
+from restoring import penstock, reconcile, restore_findings, text_so_far
 from support import wait_until
 from system import NOOP, Process, System, eventually, running
 from worker_requests import send
@@ -45,23 +42,13 @@ class Copy:
     fork: str
     letter: dict[str, Any]
     new: System
+    findings: list[str]
+    """Of `penstock doctor`, before the topics were reconciled."""
     reconciled: list[dict[str, Any]]
 
     @property
     def gateway(self) -> Process:
         return self.new.process("g")
-
-
-def command(system: System, *arguments: str) -> str:
-    """What `penstock` with the configuration of this system prints."""
-    env = {**os.environ, "PENSTOCK_CONFIG": str(system.config())}
-    done = subprocess.run([sys.executable, "-m", "penstock.cli.main", *arguments], env=env, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
-
-
-def reconcile(system: System, *options: str) -> dict[str, Any]:
-    return json.loads(command(system, "topics", "reconcile", "--json", *options))
 
 
 def shift_offsets(system: System) -> None:
@@ -72,18 +59,6 @@ def shift_offsets(system: System) -> None:
     system.wait_drained()
     ends = system.ends([*system.names.request_topics(), system.names.result, system.names.status])
     admin.delete_records(system.kafka, {tp: end for tp, end in ends.items() if end})
-
-
-def text_so_far(gateway: Process, request_id: str) -> str:
-    """The text of a stream when three pieces of it are there."""
-    pieces: list[str] = []
-    with httpx.stream("GET", f"{gateway.url}/v1/requests/{request_id}/events", timeout=30) as stream:
-        for line in stream.iter_lines():
-            if line.startswith("data:") and (event := json.loads(line[5:]))["type"] == "chunk":
-                pieces.append(event["text"])
-                if len(pieces) == 3:
-                    break
-    return "".join(pieces)
 
 
 def use(old: System) -> dict[str, Any]:
@@ -122,11 +97,13 @@ def copy(kafka: Any, second_kafka: EmbeddedKafka, tmp_path_factory: pytest.TempP
         copy_topics(old.bootstrap, second_kafka.bootstrap_servers, old.prefix, folder / "mirror")
     new = System(second_kafka.bootstrap_servers, old.prefix, folder / "new", models=MODELS)
     new.folder.mkdir()
-    command(new, "topics", "create", "--alter")
+    created = penstock(new, "topics", "create", "--alter")
+    assert created.returncode == 0, created.stderr
+    findings = restore_findings(new)
     reconciled = [reconcile(new, "--dry-run"), reconcile(new), reconcile(new)]
     try:
         new.start_all(["w1", "g1"])
-        yield Copy(**facts, new=new, reconciled=reconciled)
+        yield Copy(**facts, new=new, findings=findings, reconciled=reconciled)
     finally:
         new.stop()
         new.reads.close()
@@ -184,8 +161,12 @@ def test_reconcile_says_what_it_does_and_does_it_once(copy: Copy) -> None:
     assert (again["unfinished"], again["appended_again"], again["conversation_facts"]) == (len(copy.left), 0, 0)
 
 
+def test_doctor_names_topics_that_were_not_reconciled(copy: Copy) -> None:
+    (finding,) = copy.findings
+    assert "restored or mirrored" in finding
+    assert restore_findings(copy.new) == []
+
+
 def test_it_refuses_while_workers_run(copy: Copy) -> None:
-    env = {**os.environ, "PENSTOCK_CONFIG": str(copy.new.config())}
-    arguments = [sys.executable, "-m", "penstock.cli.main", "topics", "reconcile"]
-    done = subprocess.run(arguments, env=env, capture_output=True, text=True)
+    done = penstock(copy.new, "topics", "reconcile")
     assert (done.returncode, "stop all workers" in done.stderr) == (1, True), done.stderr

@@ -41,9 +41,9 @@ async def only_submits(self: Redriving, caller: Any, row: Any, kind: str, reques
         await _MARK(self, caller, row, kind, request_id)
 
 
-def forgets_purges(self: LetterIndex, partition: int, action: Any) -> None:
-    if action.kind != PURGED:
-        _ACT(self, partition, action)
+def forgets_purges(self: LetterIndex, record: Any) -> None:
+    if record.action.kind != PURGED:
+        _ACT(self, record)
 
 
 def forgets_letters(self: LetterIndex, records: Any) -> None:

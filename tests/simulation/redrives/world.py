@@ -66,11 +66,11 @@ class Topics:
         self.places[key].append((number % 2, len(log)))
         if readable:
             self.runnable.add(key)
-        self._append(number % 2, CODEC.encode(letter), ())
+        self._append(number % 2, None, CODEC.encode(letter), ())
 
-    def _append(self, partition: int, value: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
+    def _append(self, partition: int, key: bytes | None, value: bytes, headers: Sequence[tuple[str, bytes]]) -> None:
         log = self.letters[partition]
-        log.append(RawMessage(KAFKA.names.dlq, partition, len(log), 1, b"k", value, tuple(headers)))
+        log.append(RawMessage(KAFKA.names.dlq, partition, len(log), 1, key, value, tuple(headers)))
 
     async def produce(
         self,
@@ -85,16 +85,18 @@ class Topics:
         await asyncio.sleep(self._rng.uniform(0.0, 0.02))
         unanswered = self._rng.random() < self.away
         if not unanswered or self._rng.random() < 0.5:
-            self._take(topic, value, headers, partition)
+            self._take(topic, key, value, headers, partition)
         await asyncio.sleep(self._rng.uniform(0.0, 0.02))
         if unanswered:
             raise BrokerUnavailable("no acknowledgement came")
         return Delivery(topic=topic, partition=0, offset=len(self.requests), timestamp_ms=5)
 
-    def _take(self, topic: str, value: bytes, headers: list[tuple[str, bytes]], partition: int | None) -> None:
+    def _take(
+        self, topic: str, key_bytes: bytes | None, value: bytes, headers: list[tuple[str, bytes]], partition: int | None
+    ) -> None:
         if topic == KAFKA.names.dlq:
             assert partition is not None
-            self._append(partition, value, headers)
+            self._append(partition, key_bytes, value, headers)
             if dict(headers)[HEADER_KIND] == PURGED.encode():
                 self.purged.add((partition, CODEC.decode(value, DeadLetterAction).offset))
             return

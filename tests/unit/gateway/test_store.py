@@ -247,10 +247,13 @@ def damage(path: Path, bad: bytes) -> None:
 
 
 @pytest.mark.parametrize("number", ["VERSION", "RELEASED"])
-def test_a_file_of_another_release_is_emptied(path: Path, number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", [1, -1], ids=["upgrade", "downgrade"])
+def test_a_file_of_another_release_is_emptied(
+    path: Path, number: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that knew fewer schemas has passed over records of newer releases: outcomes would be missing for good."""
     written_to(path, new_entry())
-    monkeypatch.setattr(view_file, number, getattr(view_file, number) + 1)
+    monkeypatch.setattr(view_file, number, getattr(view_file, number) + step)
     assert content(path) == ([], {})
 
 

@@ -53,7 +53,10 @@ def newest(settings: KafkaSettings, codec: Codec, limit: int) -> list[tuple[RawM
         if isinstance(record, DeadLetter):
             letters[message.partition, message.offset] = message, record
         elif isinstance(record, DeadLetterAction) and record.kind == PURGED:
-            letters.pop((message.partition, record.offset), None)
+            place = message.partition, record.offset
+            of = (message.key or b"").decode("utf-8", "replace")
+            if place in letters and (letters[place][1].request_id or "") == of:  # in a mirror it can be another letter
+                del letters[place]
     return sorted(letters.values(), key=lambda pair: pair[1].created_at)[-limit:]
 
 

@@ -8,10 +8,12 @@ from itertools import cycle
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from pydantic import BaseModel
 
 from penstock.cli.failures import CliFailure
 from penstock.common import admin
 from penstock.common.admin_clients import answer_of, asked
+from penstock.common.configuration import ProcessSettings
 from penstock.common.group_names import group_name
 from penstock.common.kafka_errors import client_logger, from_kafka
 from penstock.common.settings import KafkaSettings
@@ -23,6 +25,16 @@ GROUP = "penstock-worker"
 STEP_S = 30.0
 """The longest wait for an assignment; the broker delays the first by `group.initial.rebalance.delay.ms`."""
 STOP_WORKERS = "stop all workers, then run it again"
+
+
+class _WorkerGroupName(BaseModel, extra="ignore"):
+    group_id: str | None = None
+
+
+class WorkerGroupSettings(ProcessSettings):
+    """Of a worker's settings its group alone."""
+
+    worker: _WorkerGroupName = _WorkerGroupName()
 
 
 class WorkerGroup:

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from confluent_kafka import Message
-from pydantic import BaseModel
 
 from penstock.cli.config import load
 from penstock.cli.failures import CliFailure
 from penstock.cli.restored.facts import without_ids
-from penstock.cli.restored.group import WorkerGroup
+from penstock.cli.restored.group import WorkerGroup, WorkerGroupSettings
 from penstock.cli.restored.outcomes import Outcomes
 from penstock.cli.restored.requests import PartitionPlan, RequestLogs
 from penstock.common import admin
 from penstock.common.clock import now_ms
-from penstock.common.configuration import ProcessSettings
 from penstock.common.outgoing import facts_record
 from penstock.common.reader import RawMessage, raw_message, read_ranges
 from penstock.common.settings import KafkaSettings
@@ -34,16 +32,6 @@ SPARE_GENERATIONS = 10
 """Conversations may have been copied later than results, and name epochs that these do not."""
 BATCH = 1_000
 _OF_RESULTS = ("request_id", "tenant", "kind", "attempt", "epoch", "task", "created_at", "worker_id", "origin")
-
-
-class _WorkerGroupName(BaseModel, extra="ignore"):
-    group_id: str | None = None
-
-
-class _Settings(ProcessSettings):
-    """Of a worker's settings its group alone."""
-
-    worker: _WorkerGroupName = _WorkerGroupName()
 
 
 class Restored:
@@ -157,7 +145,7 @@ def _flush(transport: Transport, topic: str) -> None:
 def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> dict[str, object]:
     """Bring the workers' group in line with the topics; what was found. Raises CliFailure, PenstockError."""
     restored = Restored(kafka, codec)
-    group = WorkerGroup(kafka, load(_Settings).worker.group_id, list(restored.requests))
+    group = WorkerGroup(kafka, load(WorkerGroupSettings).worker.group_id, list(restored.requests))
     outcomes, facts = restored.outcomes(), restored.foreign_facts()
     plans = restored.plans(outcomes, group)
     report: dict[str, object] = {

@@ -17,6 +17,7 @@ from penstock.gateway.dead_letters.letters import (
     HEADER_KIND,
     PURGED,
     REDRIVEN,
+    LetterAction,
     LetterFacts,
     LetterGroup,
     Place,
@@ -135,11 +136,12 @@ class LetterFollower:
         self._stale = True
         self._count()
 
-    def _record(self, message: RawMessage) -> LetterFacts | tuple[Place, DeadLetterAction]:
+    def _record(self, message: RawMessage) -> LetterFacts | LetterAction:
         if dict(message.headers).get(HEADER_KIND) in _KINDS:
             try:
                 action = self._codec.decode(message.value or b"", DeadLetterAction)
-                return (message.partition, message.offset), action
+                request_id = None if message.key is None else message.key.decode("utf-8", "replace")
+                return LetterAction(message.partition, message.offset, request_id, action)
             except RegistryUnavailable:
                 raise
             except PenstockError:

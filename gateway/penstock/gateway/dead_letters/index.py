@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.dead_letters.letters import PURGED, LetterCount, LetterFacts, LetterGroup, Place
+from penstock.gateway.dead_letters.letters import PURGED, LetterAction, LetterCount, LetterFacts, LetterGroup, Place
 from penstock.schemas.codec import RELEASED
-from penstock.schemas.records import DeadLetterAction
 
 VERSION = 3
 PURGED_KEPT = 100_000
@@ -123,7 +122,7 @@ class LetterIndex:
         with self._lock:
             return dict(self._db.execute("SELECT partition, offset FROM offsets"))
 
-    def take(self, records: Iterable[LetterFacts | tuple[Place, DeadLetterAction]]) -> None:
+    def take(self, records: Iterable[LetterFacts | LetterAction]) -> None:
         """The next records of the topic, in order within each partition. All of them, or none."""
         with self._lock, self._db:
             for record in records:
@@ -135,12 +134,16 @@ class LetterIndex:
                     values = [getattr(record, name) for name in _COLUMNS]
                     self._db.execute(f"INSERT INTO letters VALUES ({marks})", values)
                 else:
-                    place, action = record
-                    self._act(place[0], action)
+                    place = record.partition, record.offset
+                    self._act(record)
                 self._db.execute("INSERT OR REPLACE INTO offsets VALUES (?, ?)", (place[0], place[1] + 1))
 
-    def _act(self, partition: int, action: DeadLetterAction) -> None:
+    def _act(self, record: LetterAction) -> None:
+        partition, action = record.partition, record.action
         here = (partition, action.offset)
+        found = self._db.execute("SELECT request_id FROM letters WHERE partition = ? AND offset = ?", here).fetchone()
+        if found != (record.request_id,):
+            return
         if action.kind == PURGED:
             found = self._db.execute(
                 "INSERT INTO purged (partition, offset, created_ms)"

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
@@ -15,7 +15,7 @@ from penstock.schemas.histories import history_json
 from penstock.schemas.ids import check_request_id, check_tenant
 from penstock.schemas.json_records import json_text
 from penstock.schemas.lifetimes import with_header
-from penstock.schemas.records import DeadLetter, InferenceRequest
+from penstock.schemas.records import DeadLetter, DeadLetterAction, InferenceRequest
 from penstock.schemas.requests import parse_request_bytes, request_to_json
 from penstock.schemas.texts import shortened
 from penstock.schemas.times import rfc3339
@@ -110,6 +110,18 @@ class LetterCursor:
             place=None if found[1] is None else place_of(found[1], "after"),
             ends=None if ends is None else {int(number): int(end) for number, end in ends},
         )
+
+
+class LetterAction(NamedTuple):
+    """What was done with a letter of this partition. `request_id`: of its request; the record's key says it.
+
+    In a mirrored topic an offset can name another letter: the action says nothing of that one.
+    """
+
+    partition: int
+    offset: int
+    request_id: str | None
+    action: DeadLetterAction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.gateway.dead_letters import follower
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterFilter, LetterIndex
-from penstock.gateway.dead_letters.letters import LetterFacts, Place
+from penstock.gateway.dead_letters.letters import LetterAction, LetterFacts
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.metrics import GatewayMetrics
@@ -44,8 +44,9 @@ def letter(offset: int, reason: str = "engine_failed", *, partition: int = 0, **
     return LetterFacts(partition=partition, offset=offset, created_ms=1_000 + offset, reason=reason, **facts)
 
 
-def action(at: int, of: int, kind: str, request_id: str | None = None) -> tuple[Place, DeadLetterAction]:
-    return (0, at), DeadLetterAction(kind=kind, offset=of, request_id=request_id, created_at=1)
+def action(at: int, of: int, kind: str, new_id: str | None = None, *, request_id: str | None = None) -> LetterAction:
+    made = DeadLetterAction(kind=kind, offset=of, request_id=new_id, created_at=1)
+    return LetterAction(0, at, request_id or f"r{of}", made)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_filters_and_pages_follow_the_time(index: LetterIndex) -> None:
 def test_a_redrive_is_of_all_letters_of_its_request_and_is_counted_no_more(index: LetterIndex) -> None:
     same = {"request_id": "r", "origin": "topic 0 7"}
     other = letter(2, request_id="r", origin="topic 0 8")
-    index.take([letter(0, **same), letter(1, **same), other, action(3, 0, "redriven", "new")])
+    index.take([letter(0, **same), letter(1, **same), other, action(3, 0, "redriven", "new", request_id="r")])
     assert [one.redriven_as for one in index.page(ANY, limit=9)] == ["new", "new", None]
     assert index.counts() == {"engine_failed": 1}
     assert offsets(index, LetterFilter(redriven=False)) == [2]
@@ -102,6 +103,13 @@ def test_a_purged_letter_is_gone_and_the_records_before_the_first_one_left_may_b
     assert index.first_offsets() == {0: 1}
     index.take([action(3, 1, "purged")])
     assert index.first_offsets() == {0: 4}
+
+
+@pytest.mark.parametrize("kind", ["purged", "redriven"])
+def test_an_action_says_nothing_of_a_letter_of_another_request(index: LetterIndex, kind: str) -> None:
+    """In a mirrored topic the offset that it names can be that of another letter."""
+    index.take([letter(0), action(1, 0, kind, "new", request_id="other")])
+    assert [(one.offset, one.redriven_as) for one in index.page(ANY, limit=9)] == [(0, None)]
 
 
 def test_an_index_survives_a_restart_and_is_made_again_for_another_topic_or_a_broken_file(tmp_path: Path) -> None:
@@ -277,8 +285,8 @@ def purge(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> Any:
     index.take([letter(n) for n in range(7)])
     ends, codec, unused = itertools.count(7), default_codec(), cast(Any, None)
 
-    async def produce(topic: str, value: bytes, **_: Any) -> None:
-        index.take([((0, next(ends)), codec.decode(value, DeadLetterAction))])
+    async def produce(topic: str, value: bytes, *, key: bytes, **_: Any) -> None:
+        index.take([LetterAction(0, next(ends), key.decode(), codec.decode(value, DeadLetterAction))])
 
     letters: Any = SimpleNamespace(index=index, catch_up=lambda *_: None)
     topic: Any = SimpleNamespace(produce=produce)
