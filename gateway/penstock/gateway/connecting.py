@@ -32,6 +32,8 @@ from penstock.gateway.threads import Threads
 from penstock.gateway.view.follower import Follower
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.outcomes import Outcomes
+from penstock.gateway.view.snapshot_writer import SnapshotWriter
+from penstock.gateway.view.snapshots import Snapshots
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import require_topics
 from penstock.gateway.view.view import View
@@ -133,6 +135,10 @@ class Connecting:
 
             layout = await asyncio.to_thread(open_layout, settings, transport, codecs.blocking, on_failure)
             stack.push_async_callback(asyncio.to_thread, layout.close)
+            artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
+            snapshots = None
+            if conf.view_snapshot_s:
+                snapshots = await asyncio.to_thread(Snapshots, artifacts.places[None], identity, conf.view_path)
             follower = Follower(
                 kafka,
                 view,
@@ -143,8 +149,8 @@ class Connecting:
                 on_caught_up=_caught_up,
                 on_failure=lambda reason: self._context.on_failure(reason),
                 conversations=layout.everyone if layout.is_shared else None,
+                snapshots=snapshots,
             )
-            artifacts = await asyncio.to_thread(open_store, settings.artifacts, settings.artifacts_location)
             outcomes = Outcomes(kafka, codecs.prompt, view)
             stack.push_async_callback(outcomes.stop)
             dlq_id = await asyncio.to_thread(admin.topic_id, kafka, names.dlq) or "none"
@@ -219,6 +225,9 @@ class Connecting:
                 (problems.run(), "problems"),
             ):
                 errands.start(errand, name)
+            if snapshots is not None:
+                writer = SnapshotWriter(snapshots, view, store, conf.view_snapshot_s, follower.is_whole)
+                errands.start(writer.run(), "snapshots")
             self._stack = stack.pop_all()
         self._context.connected = service
 

@@ -12,7 +12,7 @@ from penstock.gateway.view.follower import Follower
 
 MOST_LAGGING = 20
 """Topics that are named with their lag, those with the most first."""
-_VIEW_FILES = ("", "-wal", "-shm")
+_VIEW_FILES = [f"{name}{end}" for name in ("", ".imported") for end in ("", "-wal", "-shm")]
 
 
 def own_state(context: GatewayContext, follower: Follower) -> dict[str, Any]:

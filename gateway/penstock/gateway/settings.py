@@ -33,6 +33,9 @@ class GatewaySection(Section):
     view_path: Path = Path(".penstock/gateway.sqlite")
     """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics. While another gateway holds it,
     this one takes the first free one of `gateway-2.sqlite`, `gateway-3.sqlite` and so on, beside it."""
+    view_snapshot_s: float = Field(0.0, ge=0)
+    """Seconds, about, between snapshots of the view that one of the gateways writes into the store of artifacts. A
+    gateway without a view begins from the snapshot. 0: this gateway neither writes nor reads it."""
     artifacts_dir: str | None = None
     """Only when the gateway sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     sweep_artifacts_s: float = Field(3_600.0, ge=0)

@@ -100,8 +100,10 @@ class OpenPlace:
         """The paths of the objects under a folder, without that folder. Raises as the store."""
         return sorted(item["path"].removeprefix(f"{folder}/") for item in self.items(folder))
 
-    def put(self, path: str, content: bytes | IO[bytes], attributes: Mapping[str, str] | None = None) -> None:
-        """Write it, over what is there. Raises StoreUnavailable."""
+    def put(
+        self, path: str, content: bytes | IO[bytes] | Iterator[bytes], attributes: Mapping[str, str] | None = None
+    ) -> None:
+        """Write it, over what is there, in one step. Raises StoreUnavailable, and as an iterator."""
         with self.writing():
             self.client.put(path, content, attributes=attributes)
 

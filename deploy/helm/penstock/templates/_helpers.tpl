@@ -32,6 +32,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- $own := dict "command" "gateway" "tag" $values.image.slim "port" 8000 "stopSeconds" 14 "keys" true "artifacts" true }}
 {{- $_ := set $own "settings" (dict
   "GATEWAY__HOST" "0.0.0.0" "GATEWAY__PORT" "8000" "GATEWAY__VIEW_PATH" "/data/gateway/view.sqlite"
+  "GATEWAY__VIEW_SNAPSHOT_S" $values.gateway.snapshotSeconds
   "GATEWAY__DRAIN_S" $values.gateway.drainSeconds "GATEWAY__TRUSTED_PROXIES" (toJson $values.gateway.trustedProxies)) }}
 {{- $found := dict "gateway" (merge $own $values.gateway) }}
 {{- range $name, $port := dict "bridge" 8002 "webhooks" 8003 "summarizer" 8004 }}

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from penstock.common.reader import BatchQueue
+from penstock.common.reader import BatchQueue, PartitionReader
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.backfill import Backfill, records_between
@@ -16,6 +16,7 @@ from penstock.gateway.view.ordered_reading import CROWDED, OrderedReading
 from penstock.gateway.view.pieces import Folding, folds
 from penstock.gateway.view.progress import Progress, duration_text
 from penstock.gateway.view.selecting import Selection
+from penstock.gateway.view.snapshot_import import SnapshotImport
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import always_read
 from penstock.gateway.view.view import View
@@ -44,28 +45,20 @@ class BackfillReader:
         view: View,
         store: Store,
         threads: Threads,
-        begin: Mapping[TP, int],
         backfill: Backfill,
     ) -> None:
+        self._settings = settings
         self._view, self._store, self._backfill = view, store, backfill
         self._queue = BatchQueue(asyncio.get_running_loop())
         self._ends = Ends(settings, backfill, threads)
         self._folding = Folding(view.apply_backfill, backfill.offsets)
-        self._progress = Progress(begin=dict(begin), goal=backfill.ends)
-        followed = view.streams.followed
-        self._reader = OrderedReading(
-            settings,
-            backfill.offsets(),
-            backfill.ends,
-            self._queue.put,
-            is_crowded=lambda: view.live_count >= CROWDED,
-            select=Selection(settings.names, frozenset(always_read(settings.names)), view.codec, followed),
-        ).reader
+        self._progress = Progress()
+        self._reader: PartitionReader | None = None
 
     @property
     def failure(self) -> BaseException | None:
         """Why reading ended."""
-        return self._reader.failure
+        return None if self._reader is None else self._reader.failure
 
     def text(self) -> str:
         """Up to when the history is known, and how long the rest takes."""
@@ -77,11 +70,16 @@ class BackfillReader:
     def left_s(self) -> float | None:
         return self._progress.left_s(self._backfill.offsets(), time.monotonic())
 
-    async def run(self) -> None:
+    async def run(self, importing: SnapshotImport | None = None) -> None:
         """Read until nothing is missing. The view counts all of it from then on."""
-        logger.info("history.begins records=%d", records_between(self._backfill.offsets(), self._backfill.ends))
-        self._progress.began_s = time.monotonic()
-        await asyncio.to_thread(self._reader.start)
+        began_s = time.monotonic()
+        if importing is not None:
+            await importing.run(self._backfill)
+        begin, goal = dict(self._backfill.offsets()), self._backfill.ends
+        logger.info("history.begins records=%d", records_between(begin, goal))
+        self._progress = Progress(begin=begin, goal=goal, began_s=time.monotonic())
+        self._reader = reader = self._reader_from(begin)
+        await asyncio.to_thread(reader.start)
         try:
             async with asyncio.TaskGroup() as group:
                 folding = group.create_task(self._fold())
@@ -89,12 +87,24 @@ class BackfillReader:
                 folding.cancel()
         finally:
             self._queue.close()
-            await asyncio.to_thread(self._reader.stop)
+            await asyncio.to_thread(reader.stop)
         while kept := self._backfill.take_kept(FOLDED_AT_ONCE):
             await self._folding.fold(kept)
             await asyncio.sleep(0)
         self._view.end_backfill()
-        logger.info("history.whole seconds=%.1f", time.monotonic() - self._progress.began_s)
+        logger.info("history.whole seconds=%.1f", time.monotonic() - began_s)
+
+    def _reader_from(self, begin: Mapping[TP, int]) -> PartitionReader:
+        names, view = self._settings.names, self._view
+        select = Selection(names, frozenset(always_read(names)), view.codec, view.streams.followed)
+        return OrderedReading(
+            self._settings,
+            begin,
+            self._backfill.ends,
+            self._queue.put,
+            is_crowded=lambda: view.live_count >= CROWDED,
+            select=select,
+        ).reader
 
     async def _fold(self) -> None:
         while True:

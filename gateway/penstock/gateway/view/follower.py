@@ -28,6 +28,8 @@ from penstock.gateway.view.pieces import FOLDED_AT_ONCE, Folding, folds
 from penstock.gateway.view.progress import Progress
 from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.shared_calls import SharedCalls
+from penstock.gateway.view.snapshot_import import SnapshotImport
+from penstock.gateway.view.snapshots import Snapshots
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
 from penstock.gateway.view.topics_read import ListConversations, MissingTopics, always_read, where_to_begin
@@ -83,6 +85,7 @@ class Follower:
         on_caught_up: Callable[[], None] = lambda: None,
         on_failure: Callable[[str], None] = lambda _: None,
         conversations: ListConversations | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         """`on_caught_up` is told once, before this is ready.
 
@@ -96,6 +99,8 @@ class Follower:
         self._rediscover_s = rediscover_s
         self._on_caught_up = on_caught_up
         self._on_failure = on_failure
+        self._snapshots = snapshots
+        self._importing: SnapshotImport | None = None
         self._threads = threads or Threads()
         self._loop = asyncio.get_running_loop()
         self._queue = BatchQueue(self._loop)
@@ -128,6 +133,8 @@ class Follower:
 
     async def start(self) -> None:
         """Begin to read where the view stands. Raises NotFound, BrokerUnavailable."""
+        if self._snapshots is not None and not self._store.offsets():
+            self._importing = SnapshotImport(self._snapshots, self._view, self._store)
         topics = await self._watch.discover()
         await self._watch.count_conversations()
         since_ms = now_ms() - 2 * self._horizon_ms
@@ -142,6 +149,8 @@ class Follower:
         to_read = {tp: end for tp, end in ends.items() if tp[0] != self._settings.names.conversation_facts}
         if records_between(begin, to_read) > READ_FIRST:
             begin = await self._begin_backfill(begin, ends, since_ms)
+        elif self._importing is not None:
+            self._importing.stop()
         self._selection = Selection(
             self._settings.names,
             frozenset(always_read(self._settings.names)),
@@ -188,7 +197,7 @@ class Follower:
         backfill = Backfill(begin, told, since_ms, now_ms())
         await asyncio.to_thread(self._store.is_whole, False)
         self._view.begin_backfill(backfill)
-        self._backfill = BackfillReader(self._settings, self._view, self._store, self._threads, begin, backfill)
+        self._backfill = BackfillReader(self._settings, self._view, self._store, self._threads, backfill)
         # Commands are few, and what was erased must be known to be so at once.
         return {**begin, **{tp: end for tp, end in backfill.ends.items() if tp[0] != names.control}}
 
@@ -289,7 +298,7 @@ class Follower:
                 await asyncio.sleep(1)
 
     async def _read_backfill(self, backfill: BackfillReader) -> None:
-        await backfill.run()
+        await backfill.run(self._importing)
         self._backfill, self._is_unmarked = None, True
         await self._mark_whole()
         self._on_caught_up()
@@ -313,6 +322,8 @@ class Follower:
         """Stop reading, write what is folded."""
         self._queue.close()
         await end_all(self._tasks)
+        if self._importing is not None:
+            self._importing.stop()
         if self._pieces is not None:
             await self._pieces.stop()
         if self._reader is not None:
@@ -391,6 +402,10 @@ class Follower:
     def lacks(self) -> str | None:
         """What of the history is not known yet; None once all is."""
         return None if self._backfill is None else self._backfill.text()
+
+    def is_whole(self) -> bool:
+        """Whether the whole history is known, and the file says so."""
+        return self._caught_up and self._backfill is None and not self._is_unmarked and self._failed is None
 
     def check_whole(self) -> None:
         """Raises Overloaded while the history is not known: then nobody can say here what there is not."""

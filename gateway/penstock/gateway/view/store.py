@@ -88,7 +88,7 @@ class Store:
 
     def __init__(self, path: Path, cluster: str, known: KeyFilter | None = None) -> None:
         """`known` is empty; by default it has the usual size."""
-        self._path, self._cluster = path, cluster
+        self.path, self.cluster = path, cluster
         view_file.open_or_start_anew(path, cluster)
         # Pages are read on threads; a look-up on the event loop must not wait for one.
         self._reader = self._connect()
@@ -109,7 +109,7 @@ class Store:
         self._thread.start()
 
     def _connect(self) -> sqlite3.Connection:
-        return log_copies.connect(self._path)
+        return log_copies.connect(self.path)
 
     # -- writing
 
@@ -132,7 +132,7 @@ class Store:
         try:
             while (batch := self._queue.get()) is not None:
                 if isinstance(batch, ChangeOver):
-                    if batch.run(connection, self._path, log_copies.connect):
+                    if batch.run(connection, self.path, log_copies.connect):
                         connection.close()
                         connection = self._connect()
                 elif not self._write_at_last(connection, batch):
@@ -188,7 +188,7 @@ class Store:
         """Read the new file. Raises sqlite3.Error."""
         reader = log_copies.connect(imported.path)
         self._page_readers.append(self._reader)  # it is closed with the others
-        self._path, self._reader, self._known, self._imported = imported.path, reader, imported.known, imported
+        self.path, self._reader, self._known, self._imported = imported.path, reader, imported.known, imported
 
     def of_snapshot(self, key: Key) -> Entry | None:
         """The request as the snapshot has it that the file was made from."""
@@ -202,7 +202,7 @@ class Store:
     def is_whole(self, whole: bool) -> None:
         """Say whether the file holds all up to its offsets; if not, the next process starts it anew. For a thread."""
         with closing(self._connect()) as connection:
-            view_file.identify(connection, self._cluster if whole else None)
+            view_file.identify(connection, self.cluster if whole else None)
 
     def prune(self, before_ms: int) -> bool:
         """Delete some rows of what has ended that were not touched since; whether there may be more.
@@ -336,7 +336,7 @@ class Store:
 
     def _page_connection(self) -> sqlite3.Connection:
         """This thread's own."""
-        path, connection = self._path, getattr(self._pages, "connection", None)
+        path, connection = self.path, getattr(self._pages, "connection", None)
         if connection is None or self._pages.path != path:
             connection = log_copies.connect(path)
             self._pages.path, self._pages.connection = path, connection

@@ -111,6 +111,7 @@ class View:
             names.conversation_facts: self._facts,
             names.idempotency: self._claim,
         }
+        self._of_others = {names.model, names.worker, names.idempotency, names.conversation_facts}
         self.claims = Claims()
         self._now_ms = now_ms()
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
@@ -595,8 +596,17 @@ class View:
         """Next offset of each partition that was folded."""
         return self._positions.offsets
 
-    def flush(self, written: threading.Event | None = None) -> bool:
-        """Hand what changed to the writer, with the offsets that it reflects; False when the writer is behind."""
+    def offsets_of_requests(self) -> dict[TP, int]:
+        """The same, of partitions that tell of requests."""
+        return {tp: at for tp, at in self.offsets().items() if tp[0] not in self._of_others}
+
+    def flush(self, written: threading.Event | None = None, *, all_offsets: bool = False) -> bool:
+        """Hand what changed to the writer, with the offsets that it reflects; False when the writer is behind.
+
+        `all_offsets`: also of partitions in which nothing was folded.
+        """
+        if all_offsets:
+            self._positions.all_moved()
         if not self.known.hand_over(self._positions.moved(), written):
             return False
         self._positions.settled()

@@ -1,0 +1,86 @@
+"""Begins a view that knows nothing from the snapshot of another gateway, while it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from penstock.common.threads import in_daemon_thread
+from penstock.gateway.view.backfill import Backfill
+from penstock.gateway.view.change_over import Imported
+from penstock.gateway.view.snapshot_file import Unusable, make_view
+from penstock.gateway.view.snapshots import Snapshots
+from penstock.gateway.view.store import Store
+from penstock.gateway.view.view import View
+from penstock.schemas.errors import PenstockError
+
+logger = logging.getLogger(__name__)
+
+SILENT_S = 10.0
+"""A store that gives nothing for so long is given up."""
+WRITER_S = 0.02
+
+
+class SnapshotImport:
+    """On the event loop. Reading begins at once: the snapshot must not be newer than the ends that are asked for."""
+
+    def __init__(self, snapshots: Snapshots, view: View, store: Store) -> None:
+        self._snapshots, self._view, self._store = snapshots, view, store
+        self._stopped = threading.Event()
+        self._heard_s = time.monotonic()
+        self._reading = asyncio.ensure_future(in_daemon_thread(snapshots.read, self._heard))
+
+    def _heard(self, size_bytes: int) -> None:
+        """On the reading thread."""
+        self._heard_s = time.monotonic()
+        if self._stopped.is_set():
+            raise Unusable("it is not needed")
+
+    def stop(self) -> None:
+        """It is not needed any more, or was not at all: the log is short."""
+        self._stopped.set()
+        self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+
+    async def run(self, backfill: Backfill) -> None:
+        """Change over to the snapshot, and have the backfill begin behind it. If there is none, nothing changes."""
+        began = time.monotonic()
+        try:
+            path = await self._read()
+            if path is None:
+                logger.info("snapshot.absent: the log is read from its beginning")
+                await asyncio.to_thread(self._snapshots.drop)
+                return
+            imported = await in_daemon_thread(make_view, path, self._store.cluster, dict(backfill.offsets()), backfill)
+            await self._change_over(imported)
+        except (Unusable, sqlite3.Error, OSError, PenstockError) as error:
+            logger.warning("snapshot.not_used reason=%s: the log is read from its beginning", error)
+            await asyncio.to_thread(self._snapshots.drop)
+            return
+        backfill.begin_at(imported.offsets, imported.taken_ms)
+        logger.info("snapshot.used rows=%d seconds=%.1f", imported.last_number, time.monotonic() - began)
+
+    async def _read(self) -> Path | None:
+        while not self._reading.done():
+            if time.monotonic() - self._heard_s > SILENT_S:
+                self.stop()
+                raise Unusable("the store of artifacts does not answer")
+            await asyncio.wait({self._reading}, timeout=1)
+        return self._reading.result()
+
+    async def _change_over(self, imported: Imported) -> None:
+        while not self._view.flush():
+            await asyncio.sleep(WRITER_S)
+        over = self._store.begin_change_over(imported)
+        switched = False
+        try:
+            await asyncio.to_thread(over.copied.wait)
+            if over.failure is not None:
+                raise over.failure
+            self._view.change_over(over)
+            switched = True
+        finally:
+            over.decide(switched=switched)

@@ -1,0 +1,121 @@
+"""The snapshot of a view in the store of artifacts: gateways write it by turns, and a new one begins from it."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from penstock.common import log_copies
+from penstock.common.artifacts.places import OpenPlace
+from penstock.gateway.view import snapshot_file, view_file
+from penstock.gateway.view.gateways import is_alive
+from penstock.gateway.view.snapshot_file import Unusable
+from penstock.schemas.records import GatewayState
+
+FOLDER = ".views"
+"""No tenant has this name, so that no list, sweep or route of artifacts comes to it."""
+_PIECE_BYTES = 2**20
+_GZIP, _FAST = 31, 1
+TURN_S = 30.0
+"""A gateway writes so much later than the one before it would have."""
+OLD_MS = 3_600_000
+"""A snapshot of another version that nobody has written for so long is deleted: it may hold what was erased since."""
+
+
+class Snapshots:
+    """That of the views of one cluster, prefix and version. All methods block and are thread-safe."""
+
+    def __init__(self, place: OpenPlace, cluster: str, view: Path) -> None:
+        self._place, self._cluster, self._view = place, cluster, view
+        self._group = f"{FOLDER}/{_digest(cluster.partition(' ')[0])}"
+        self._path = f"{self._group}/{_digest(view_file.identity_of(cluster))}.sqlite.gz"
+        self._taken = view.with_name(f"{view.name}.snapshot")
+        log_copies.remove(self._taken)  # of a process that ended while it wrote
+
+    def written_ms(self) -> int | None:
+        """When it was written; None if there is none. Raises StoreUnavailable."""
+        return self._place.modified_ms(self._path)
+
+    def write(self, read: Path) -> int:
+        """Write the view of a file, in place of the snapshot that there is; its size in bytes.
+
+        Raises Unusable, sqlite3.Error, OSError, StoreUnavailable.
+        """
+        try:
+            snapshot_file.take(read, self._taken, self._cluster)
+            size_bytes = 0
+
+            def counted() -> Iterator[bytes]:
+                nonlocal size_bytes
+                for piece in _compressed(self._taken):
+                    size_bytes += len(piece)
+                    yield piece
+
+            self._place.put(self._path, counted())
+        finally:
+            log_copies.remove(self._taken)
+        return size_bytes
+
+    def delete_old(self, now_ms: int) -> None:
+        """Delete those of other versions that are not written any more. Raises StoreUnavailable."""
+        for name in self._place.names(self._group):
+            path = f"{self._group}/{name}"
+            written_ms = self._place.modified_ms(path)
+            if path != self._path and written_ms is not None and now_ms - written_ms > OLD_MS:
+                self._place.delete(path)
+
+    def read(self, heard: Callable[[int], None]) -> Path | None:
+        """Make it a file beside the view's; None if there is none.
+
+        `heard` is called with each number of bytes that came; it may raise.
+
+        Raises Unusable, OSError, StoreUnavailable.
+        """
+        path, inflate = view_file.imported_path(self._view), zlib.decompressobj(_GZIP)
+        log_copies.remove(path)
+        try:
+            with path.open("wb") as file:
+                for piece in self._place.pieces(self._path):
+                    heard(len(piece))
+                    file.write(inflate.decompress(piece))
+                if not file.tell():
+                    return None
+        except zlib.error as error:
+            raise Unusable(f"it cannot be read: {error}") from error
+        if not inflate.eof:
+            raise Unusable("it is cut short")
+        return path
+
+    def drop(self) -> None:
+        """Remove the file that `read` made."""
+        log_copies.remove(view_file.imported_path(self._view))
+
+
+def turn_of(own_id: str, version: str, states: Iterable[GatewayState], now_ms: int) -> int:
+    """How many gateways of this version write before this one."""
+    return sum(
+        one.kind == "gateway" and one.version == version and one.id < own_id and is_alive(one, now_ms) for one in states
+    )
+
+
+def is_due(written_ms: int | None, whole_since_ms: int, now_ms: int, *, interval_s: float, turn: int) -> bool:
+    """Whether a gateway that knows the whole history since a time is to write the snapshot.
+
+    Who is before it in turn may not know the history, or have no store. Two that write at once do no harm.
+    """
+    due_ms = whole_since_ms if written_ms is None else written_ms + int(1000 * interval_s)
+    return now_ms >= due_ms + int(1000 * turn * TURN_S)
+
+
+def _compressed(file: Path) -> Iterator[bytes]:
+    deflate = zlib.compressobj(_FAST, wbits=_GZIP)
+    with file.open("rb") as opened:
+        while piece := opened.read(_PIECE_BYTES):
+            yield deflate.compress(piece)
+    yield deflate.flush()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

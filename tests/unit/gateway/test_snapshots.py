@@ -1,0 +1,86 @@
+"""Which gateway writes the snapshot when, and where it lies in the store of artifacts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.common.artifacts import ArtifactStore
+from penstock.common.artifacts.sweep import listing_of, plan
+from penstock.common.artifacts.sweeping import Sweeper
+from penstock.gateway.view.snapshots import OLD_MS, TURN_S, Snapshots, is_due, turn_of
+from penstock.gateway.view.store import Store
+from penstock.schemas.records import GatewayState
+
+NOW_MS = 10_000_000
+STATE = GatewayState(
+    id="b", kind="gateway", version="1", host="h", pid=1, started_at=0, reported_at=NOW_MS, status="ready"
+)
+
+
+@pytest.mark.parametrize(
+    ("written_s", "whole_s", "turn", "due"),
+    [
+        (300, 900, 0, True),
+        (299, 900, 0, False),
+        (300, 900, 1, False),
+        (300 + TURN_S, 900, 1, True),
+        (None, 0, 0, True),
+        (None, TURN_S - 1, 1, False),
+        (None, TURN_S, 1, True),
+    ],
+)
+def test_the_next_in_turn_writes_later(written_s: float | None, whole_s: float, turn: int, due: bool) -> None:
+    """`written_s`, `whole_s`: so long ago the snapshot was written, and the history was known."""
+    written_ms = None if written_s is None else NOW_MS - int(1000 * written_s)
+    assert is_due(written_ms, NOW_MS - int(1000 * whole_s), NOW_MS, interval_s=300, turn=turn) is due
+
+
+@pytest.mark.parametrize(
+    ("changes", "turn"),
+    [
+        ({"id": "a"}, 1),
+        ({"id": "c"}, 0),
+        ({"id": "a", "kind": "bridge"}, 0),
+        ({"id": "a", "version": "2"}, 0),
+        ({"id": "a", "reported_at": NOW_MS - 60_000}, 0),
+    ],
+)
+def test_live_gateways_of_the_same_release_write_before(changes: dict[str, Any], turn: int) -> None:
+    assert turn_of("b", "1", [STATE, replace(STATE, **changes)], NOW_MS) == turn
+
+
+def written(folder: Path, cluster: str) -> Snapshots:
+    """The snapshot of an empty view."""
+    store = ArtifactStore(folder / "artifacts")
+    path = folder / f"{cluster}.sqlite"
+    view = Store(path, cluster)
+    snapshots = Snapshots(store.places[None], cluster, path)
+    snapshots.write(path)
+    view.close()
+    return snapshots
+
+
+def test_no_list_sweep_or_quota_of_artifacts_comes_to_it(tmp_path: Path) -> None:
+    snapshots = written(tmp_path, "p- 1")
+    store = ArtifactStore(tmp_path / "artifacts")
+    later_s = 10 * 86_400
+    sweeper = Sweeper(store, lambda: store.now_ms() / 1000 + later_s)
+    listing, facts = sweeper.look()
+    assert listing == listing_of([])
+    assert sweeper.apply(plan(listing, facts, sweeper.now_ms(), named={}, conversations=set())) == []
+    assert store.used_bytes("default") == 0
+    assert snapshots.written_ms() is not None
+    assert sorted(one.name for one in tmp_path.glob("*.snapshot*")) == []
+
+
+def test_those_of_other_versions_are_deleted_when_nobody_writes_them(tmp_path: Path) -> None:
+    old, new, other = (written(tmp_path, cluster) for cluster in ("p- 1", "p- 2", "q- 1"))
+    now_ms = new.written_ms() or 0
+    new.delete_old(now_ms + OLD_MS - 60_000)
+    assert old.written_ms() is not None
+    new.delete_old(now_ms + OLD_MS + 60_000)
+    assert [one.written_ms() is None for one in (old, new, other)] == [True, False, False]
