@@ -65,7 +65,8 @@ def test_dist_has_packages_their_bill_and_checksums(released: Path) -> None:
     packages = {f"penstock-{VERSION}-py3-none-any.whl", f"penstock-{VERSION}.tar.gz"}
     rest = {f"penstock-{VERSION}-constraints.txt", f"penstock-{VERSION}.sbom.json", "SHA256SUMS"}
     assert names == packages | rest
-    sums = dict(reversed(line.split("  ")) for line in (dist / "SHA256SUMS").read_text().splitlines())
+    lines = (line.partition("  ") for line in (dist / "SHA256SUMS").read_text().splitlines())
+    sums = {name: digest for digest, _, name in lines}
     assert sums == {name: hashlib.sha256((dist / name).read_bytes()).hexdigest() for name in names - {"SHA256SUMS"}}
     listed = json.loads((dist / f"penstock-{VERSION}.sbom.json").read_text())["components"]
     assert {"penstock": VERSION}.items() <= {one["name"]: one["version"] for one in listed}.items()
