@@ -28,7 +28,7 @@ from kit.records import CODEC, NAMES
 from penstock.common.reader import RawMessage
 from penstock.gateway.view.filters import RequestFilter
 from penstock.gateway.view.hub import Hub
-from penstock.gateway.view.selecting import ALONE
+from penstock.gateway.view.selecting import UNFOLLOWED_STREAM
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
 from penstock.schemas.ids import derived_request_id, new_request_id
@@ -102,7 +102,7 @@ def records(kind: str, number: int) -> tuple[list[RawMessage], RawMessage]:
         piece = ResultEvent(
             kind="chunk", task=request.task, created_at=at_ms + 90, text="the ", text_offset=0, token_ids=[1], **said
         )
-        begin.append(raw(NAMES.result, piece, 90, ALONE))
+        begin.append(raw(NAMES.result, piece, 90, UNFOLLOWED_STREAM))
     failed = number % 1_000 == 0
     end = ResultEvent(
         kind="terminal",
@@ -158,7 +158,7 @@ def fill(path: Path, kind: str, count: int, live: int) -> dict[str, float]:
                 view.flush()
             while view.known.unwritten.is_full and not view.flush():
                 time.sleep(0.002)
-            view.put_aside(200)
+            view.evict_to_disk(200)
             fold_s += time.thread_time() - began
             writer_s += time.process_time() - all_began - (time.thread_time() - began)
         all_began, began = time.process_time(), time.thread_time()

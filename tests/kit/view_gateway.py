@@ -88,10 +88,10 @@ class ViewGateway:
     def flush(self) -> None:
         flush(self.view)
 
-    def put_aside(self) -> None:
+    def evict_to_disk(self) -> None:
         """All live requests leave memory, if they may: they are in the file."""
         self.flush()
-        self.view.put_aside(1_000)
+        self.view.evict_to_disk(1_000)
 
     def entry(self, key: Key = KEY) -> Entry:
         found = self.view.find(key)

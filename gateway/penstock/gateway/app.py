@@ -1,4 +1,4 @@
-"""The gateway's composition root: makes the parts, serves until told to stop, and stops in order."""
+"""The gateway's composition root: makes the parts, serves until a signal to stop, and stops in order."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from penstock.gateway.edge.bodies import BodyLimits
 from penstock.gateway.edge.edge import EdgeParts, install_edge
 from penstock.gateway.edge.keys import KeysFileError
 from penstock.gateway.edge.open_files import raise_open_files
-from penstock.gateway.edge.protocols import Patience, protocols
+from penstock.gateway.edge.protocols import Timeouts, protocols
 from penstock.gateway.edge.queries import refuse_unknown_query
 from penstock.gateway.edge.rules import check_declared
 from penstock.gateway.hot_routes import HotRoutes
 from penstock.gateway.openai import conversation_items, image_routes, item_events, response_routes, text_routes
 from penstock.gateway.openai import routes as openai_routes
 from penstock.gateway.openai.reached import reach_check
-from penstock.gateway.process import keep_what_is_there
+from penstock.gateway.process import freeze_startup_objects
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import (
     admin_models,
@@ -67,8 +67,8 @@ EXIT_OK, EXIT_FAILED = 0, 1
 CONNECT_FIRST_S = 5.0
 STOP_S = 14.0
 """So long a stop may take, besides the drain."""
-LAST_WORDS_S = 0.5
-"""Before the end of a drain: whoever is left is told why its exchange ends."""
+STOP_NOTICE_S = 0.5
+"""Before the end of a drain: clients that are left get the reason why their exchange ends."""
 FORM_BYTES = 64 * 1024
 """What a multipart body has beside its file."""
 ROUTERS = tuple(
@@ -167,7 +167,7 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        # Who is left is told to come again; then nothing new is read, and what was read is written.
+        # Clients that are left are asked to retry; then nothing new is read, and what was read is written.
         await end_all((task, keys))
         context.prepare_stop()
         await connecting.close()
@@ -178,13 +178,13 @@ async def prepare_to_serve(app: FastAPI) -> None:
     with suppress(NoMatchFound):
         app.url_path_for("no route has this name")  # looks at all routes, which are built by that
     await run_in_threadpool(int)  # anyio imports what it needs on asyncio
-    keep_what_is_there()
+    freeze_startup_objects()
 
 
 def server_config(app: FastAPI, host: str, port: int, *, drain_s: float, access_log: bool = False) -> uvicorn.Config:
     """How uvicorn serves the app."""
     conf = context_of_app(app).settings.gateway
-    http, ws = protocols(Patience(head_s=conf.head_timeout_s, write_s=conf.write_timeout_s))
+    http, ws = protocols(Timeouts(head_s=conf.head_timeout_s, write_s=conf.write_timeout_s))
     return uvicorn.Config(
         app,
         host=host,
@@ -213,7 +213,7 @@ def with_own_view(settings: GatewaySettings) -> GatewaySettings:
 
 
 async def run_gateway(settings: GatewaySettings) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit code. What a user can mend is told in one line."""
+    """Serve until SIGTERM or SIGINT; the process's exit code. What a user can mend is printed in one line."""
     try:
         check_bind(settings.gateway.host, keys_file=settings.auth.keys_file)
         settings = await in_daemon_thread(with_own_view, settings)
@@ -236,7 +236,7 @@ async def run_gateway(settings: GatewaySettings) -> int:
         waits_for = context.waits_for if context.connected is None else context.connected.facts.catching_up()
         logger.info("gateway.stopping waits_for=%s", waits_for or "nothing")
         context.prepare_drain()
-        loop.call_later(max(0.0, conf.drain_s - LAST_WORDS_S), context.prepare_stop)
+        loop.call_later(max(0.0, conf.drain_s - STOP_NOTICE_S), context.prepare_stop)
 
     def fail(reason: str) -> None:
         logger.critical("gateway.failed reason=%s", reason)

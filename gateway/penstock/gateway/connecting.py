@@ -22,7 +22,7 @@ from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.own_state import own_state
-from penstock.gateway.process import few_heaps, give_memory_back, hold_the_collector, short_turns, spare_the_collector
+from penstock.gateway.process import limit_malloc_arenas, pause_gc, shorten_thread_switches, trim_heap, tune_gc
 from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.reporting import Reporter
 from penstock.gateway.service.problem_watch import ProblemWatch
@@ -87,8 +87,8 @@ class Connecting:
 
     async def _connect(self) -> None:
         """Raises PenstockError, with nothing left open."""
-        few_heaps()
-        short_turns()
+        limit_malloc_arenas()
+        shorten_thread_switches()
         settings, kafka, conf = self._settings, self._settings.kafka_settings(), self._settings.gateway
         names = kafka.names
         counts = await asyncio.to_thread(admin.partition_counts, kafka, None, ASK_S)
@@ -175,9 +175,9 @@ class Connecting:
                 layout,
                 letters,
             )
-            hold_the_collector()
+            pause_gc()
             # Should it never catch up: what outages leave behind must be collected some day.
-            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, spare_the_collector)
+            asyncio.get_running_loop().call_later(HELD_AT_MOST_S, tune_gc)
             await follower.start()
             stack.push_async_callback(follower.stop)
             stack.push_async_callback(asyncio.to_thread, letters.stop)
@@ -247,5 +247,5 @@ async def _ended(task: asyncio.Task[None]) -> None:
 
 
 def _caught_up() -> None:
-    spare_the_collector()
-    asyncio.get_running_loop().run_in_executor(None, give_memory_back)
+    tune_gc()
+    asyncio.get_running_loop().run_in_executor(None, trim_heap)

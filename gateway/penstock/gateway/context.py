@@ -47,11 +47,11 @@ class GatewayContext:
     """There once `connected` is."""
     waits_for: str = "the broker was not asked yet"
     wake_batches: Callable[[], None] = lambda: None
-    """There is news of a batch: whoever runs batches here looks at once."""
+    """There is news of a batch: the runner here looks at once."""
     stop_batches: Callable[[], object] = lambda: None
     """No batch runs here any more: another gateway takes them at once."""
     draining: bool = False
-    """The gateway has been told to stop."""
+    """The gateway stops."""
     failed: bool = False
     """The gateway stops because of a fault, or of what only a person can mend."""
     shared: SharedAnswers = field(default_factory=SharedAnswers)

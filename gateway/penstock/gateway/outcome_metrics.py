@@ -14,7 +14,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300,
 WAITS_OF_TENANTS = (0.1, 1, 10, 60, 600)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 MOST_TENANTS = 100
-"""Tenants that are told apart: the first ones; the others are `other` together."""
+"""Tenants with a label of their own: the first ones; the others are `other` together."""
 
 
 class OutcomeMetrics:

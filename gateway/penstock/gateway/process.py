@@ -14,7 +14,7 @@ TURN_S = 0.001
 """So long a thread may hold the interpreter while others wait for it; Python's own 5 ms add up on the event loop."""
 
 
-def few_heaps() -> None:
+def limit_malloc_arenas() -> None:
     """Threads share two heaps, where glibc has one for each; elsewhere nothing happens.
 
     Records go from Kafka's threads to ours, which free them: in heaps of their own ten times the memory in use stayed
@@ -24,7 +24,7 @@ def few_heaps() -> None:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, HEAPS)
 
 
-def give_memory_back() -> None:
+def trim_heap() -> None:
     """Free memory of the heaps goes back to the system; elsewhere nothing happens. For a thread.
 
     Once a view has caught up, two thirds of what its process holds is free: 380 MiB went to 110 MiB (40,000 streams).
@@ -33,24 +33,24 @@ def give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def short_turns() -> None:
+def shorten_thread_switches() -> None:
     """The threads that read and write the view must not hold up the event loop for long."""
     sys.setswitchinterval(TURN_S)
 
 
-def keep_what_is_there() -> None:
+def freeze_startup_objects() -> None:
     """What a process has imported and made before it serves stays: later collections, which hold the loop, pass it."""
     gc.collect()
     gc.freeze()
 
 
-def hold_the_collector() -> None:
+def pause_gc() -> None:
     """While a view catches up nearly all that is made stays: the collector would walk over it again and again."""
     gc.collect()
     gc.disable()
 
 
-def spare_the_collector() -> None:
+def tune_gc() -> None:
     """What has been made so far stays: the collector need not look at it every few requests.
 
     It is not collected before: a walk over half a million requests holds the loop for seconds.

@@ -15,7 +15,7 @@ LOOK_S = 0.01
 
 
 class Server(uvicorn.Server):
-    """Without its own signal handlers: the process decides when to stop, so that clients are told first."""
+    """Without its own signal handlers: the process decides when to stop, so that clients hear of it first."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:

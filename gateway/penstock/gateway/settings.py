@@ -91,8 +91,8 @@ class GatewaySection(Section):
     """Seconds between probes of what this gateway depends on: an artifact is written, read and deleted, and the workers
     are compared with the orders. `/readyz` shows the results."""
     drain_s: float = Field(15.0, ge=0)
-    """Seconds that calls and streams on OpenAI's routes have to end when the gateway is told to stop. Streams,
-    sockets and long polls of ours are told at once to go on at another gateway."""
+    """Seconds that calls and streams on OpenAI's routes have to end when the gateway stops. Streams,
+    sockets and long polls of ours are asked at once to continue at another gateway."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """OpenAI's routes. refuse: a field that would change the output, or that nobody knows, is 400. ignore: it is left
     out, and the header `penstock-ignored-fields` names it."""

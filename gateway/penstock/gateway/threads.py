@@ -69,7 +69,7 @@ class Pool:
             try:
                 return work(*args, **options)
             except PenstockError as error:
-                # Whoever keeps it must not keep the frames that it came through: they hold Kafka clients.
+                # A kept exception must not keep the frames that it came through: they hold Kafka clients.
                 error.__cause__ = error.__context__ = None
                 raise error.with_traceback(None)  # noqa: B904
 
@@ -100,9 +100,9 @@ class Threads:
         self.artifacts = Pool("artifacts", 24, None if one_tenant else 6)
         """Calls of the artifact store."""
         self.ends = Pool("ends", 2)
-        """Ends of partitions, for whoever must know that the view has seen all."""
+        """Ends of partitions, for callers that need the view to have read all."""
         self.pieces = Pool("pieces", 2)
-        """Streams that are read again, for whoever comes to one that nobody followed."""
+        """Streams that are read again for clients that come to one that nobody followed."""
         self.brokers = Pool("brokers", 1)
         """Whether brokers answer: nothing else may be waited for there."""
         self.metadata = Pool("metadata", 2)

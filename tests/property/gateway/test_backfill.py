@@ -246,13 +246,13 @@ def test_both_readings_together_know_what_one_in_order_knows(
                 for _ in range(draw.randrange(2 * len(log.written))):
                     readers.follow()
                     if aside and draw.random() < 0.2:
-                        young.put_aside()
+                        young.evict_to_disk()
                 readers.import_snapshot(snapshot_of(log, int(taken * early), Path(folder)))
             for _ in range(draw.randrange(4 * len(log.written))):
                 tp = draw.choice(TPS)
                 readers.read_backfill(tp) if draw.random() < past_share else readers.follow()
                 if aside and draw.random() < 0.2:
-                    young.put_aside()
+                    young.evict_to_disk()
             readers.end_backfill(draw)
             while readers.follow():
                 pass
@@ -379,7 +379,7 @@ def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once
         while any(readers.read_backfill(tp) for tp in TPS):
             pass
         assert not client.frames
-        young.put_aside()
+        young.evict_to_disk()
         readers.end_backfill(random.Random(1))
         assert sorted(frame.request_id for frame in client.frames) == ["r0", "r6"]
 

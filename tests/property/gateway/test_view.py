@@ -27,7 +27,7 @@ from penstock.gateway.view.frames import ChunkFrame, Frame, RestartedFrame, Resu
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.piece_reader import fold_of
 from penstock.gateway.view.request_state import Key
-from penstock.gateway.view.selecting import ALONE, Fate, StreamPieces
+from penstock.gateway.view.selecting import UNFOLLOWED_STREAM, Fate, StreamPieces
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.streams import Wanted
 from penstock.gateway.view.view import View
@@ -233,9 +233,9 @@ class ViewMachine(RuleBasedStateMachine):
         match self.pieces.fate(message.key, message.value):
             case Fate.PASSED_OVER:
                 return replace(message, key=None, value=None)
-            case Fate.ALONE:
-                return replace(message, headers=ALONE)
-            case Fate.TOLD:
+            case Fate.FIRST_OF_UNFOLLOWED_STREAM:
+                return replace(message, headers=UNFOLLOWED_STREAM)
+            case Fate.DELIVERED:
                 return message
 
     @rule(key=st.sampled_from(KEYS), resumed=st.booleans())
@@ -375,11 +375,11 @@ class ViewMachine(RuleBasedStateMachine):
         self.view.offsets().update(self.reading.positions)
 
     @rule(flushed=st.sampled_from((True, True, False)))
-    def put_aside(self, flushed: bool) -> None:
+    def evict_to_disk(self, flushed: bool) -> None:
         """All but one of those that wait and are written may leave memory."""
         if flushed:
             self.flush()
-        self.view.put_aside(10)
+        self.view.evict_to_disk(10)
         held = [entry for entry in self.view.known.held_live() if entry.waits and entry.key not in self.readers]
         assert len(held) <= 1 or not flushed
 

@@ -97,7 +97,7 @@ def test_a_limit_of_a_request(reference: dict[str, Page], pattern: str, body: Ca
         ("`?wait=30` (at most # seconds)", native.MAX_WAIT_S),
         ("a body of `POST /v1/requests`, at most # of them", bulk.MAX_LINES),
         ('`POST /v1/requests/cancel` takes `{"ids": […]}`, up to #,', commands.MOST_IDS),
-        ("refused while more than # are under way", subscriptions.MOST_UNTOLD),
+        ("refused while more than # are under way", subscriptions.MOST_AWAITING_SNAPSHOT),
         ("a frame may have # characters", sockets.MAX_FRAME_BYTES),
         ("A socket can\nfollow # requests at once", sockets.MAX_SUBSCRIPTIONS),
         ("would read from more than # other conversations", forking.forks.MOST_ANCESTORS),

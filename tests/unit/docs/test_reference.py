@@ -18,8 +18,8 @@ from penstock.gateway.dead_letters import letters
 from penstock.gateway.document import error_codes
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.openai.chat_bodies import PenstockOptions
-from penstock.gateway.summarizer.desk import Desk
 from penstock.gateway.summarizer.metrics import SummarizerMetrics
+from penstock.gateway.summarizer.summary_scheduler import SummaryScheduler
 from penstock.gateway.view.frames import Frame
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.processors.metrics import Metrics
@@ -83,7 +83,7 @@ def test_every_error_code_says_when() -> None:
 
 def test_metrics(reference: dict[str, Page]) -> None:
     documented = {re.split(r"\{", span)[0] for span in reference["metrics.md"].spans if span.startswith("penstock_")}
-    summarizer = SummarizerMetrics(Desk(lambda _: SummarizePolicy(), 1))
+    summarizer = SummarizerMetrics(SummaryScheduler(lambda _: SummarizePolicy(), 1))
     rooms = [Metrics(), GatewayMetrics(), BridgeMetrics(), WebhookMetrics(), summarizer]
     families = [family for room in rooms for family in room.registry.collect()]
     assert documented == {family.name + ("_total" if family.type == "counter" else "") for family in families}

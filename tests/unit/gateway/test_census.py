@@ -65,7 +65,7 @@ def test_the_census_counts_what_a_plain_count_finds(steps: list[tuple[int, str, 
             census.recall(entry)
         if step == "aside":
             census.count(entry)
-            census.put_aside(entry)
+            census.evict_to_disk(entry)
             aside.add(number)
             continue
         if step == "request":

@@ -168,7 +168,7 @@ def turn(request_id: str, append_time_ms: int | None) -> Any:
 
 def with_turns(log: Log, turns: list[Any]) -> Control:
     """The control of a gateway that knows these turns of each conversation."""
-    view = Mock(known=SimpleNamespace(some_aside=False))
+    view = Mock(known=SimpleNamespace(some_on_disk=False))
     view.census.of_conversation = lambda *_: {one.request_id: one for one in turns if not one.done}
     return control_of(log, turns=Turns(view, Threads()))
 

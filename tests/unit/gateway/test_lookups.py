@@ -80,7 +80,7 @@ def of_the_file(tmp_path: Path) -> Iterator[Gateway]:
     with Gateway(tmp_path / "view.sqlite", held_live=0) as made:
         for request_id in "ab":
             made.view.accepted(request(request_id))
-        made.put_aside()
+        made.evict_to_disk()
         yield made
 
 
@@ -126,7 +126,7 @@ async def test_a_change_written_while_rows_are_read_is_listed(
 
     def slow(*place: Any) -> Any:
         rows = read(*place)
-        of_the_file.put_aside()
+        of_the_file.evict_to_disk()
         assert view.known.held_live_count == 0
         return rows
 
@@ -182,7 +182,7 @@ async def test_lists_are_filtered_by_what_requests_wait_for(tmp_path: Path, asid
             gateway.read(STATUSES, status("queued", request_id=name, waiting_for=said))
         gateway.read(STATUSES, status("running", request_id="runs"))
         if aside:
-            gateway.put_aside()
+            gateway.evict_to_disk()
         for reason in WAITING_REASONS:
             where = RequestFilter(waits_for=facts.waits_for(reason))
             page = await gateway.lookups.page(None, limit=9, after=None, newest_first=True, where=where)

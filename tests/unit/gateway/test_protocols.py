@@ -22,10 +22,10 @@ from websockets.uri import parse_uri
 
 from penstock.common.background import on_faults
 from penstock.gateway.edge.open_files import raise_open_files
-from penstock.gateway.edge.protocols import SEND_NOW, Pace, Patience, SharedText, protocols
+from penstock.gateway.edge.protocols import SEND_NOW, ConnectionActivity, SharedText, Timeouts, protocols
 from support import wait_until_async
 
-PATIENCE = Patience(head_s=30, write_s=30)
+TIMEOUTS = Timeouts(head_s=30, write_s=30)
 
 
 class Transport:
@@ -36,39 +36,39 @@ class Transport:
         return self.size
 
 
-def pace_of(transport: Any) -> Pace:
+def activity_of(transport: Any) -> ConnectionActivity:
     """Of a connection whose head has come."""
-    pace = Pace(transport, 0.0)
-    pace.head_since = None
-    return pace
+    activity = ConnectionActivity(transport, 0.0)
+    activity.head_since = None
+    return activity
 
 
 def test_a_connection_that_is_not_read_is_stuck_and_a_head_that_does_not_come_late() -> None:
     transport: Any = Transport()
-    pace = Pace(transport, 0.0)
-    assert [pace.is_stuck(now, PATIENCE) for now in (29.0, 30.0)] == [False, True]
-    assert not pace_of(transport).is_stuck(1_000.0, PATIENCE)
-    pace = pace_of(transport)
+    activity = ConnectionActivity(transport, 0.0)
+    assert [activity.is_stuck(now, TIMEOUTS) for now in (29.0, 30.0)] == [False, True]
+    assert not activity_of(transport).is_stuck(1_000.0, TIMEOUTS)
+    activity = activity_of(transport)
     # More is written, nothing is read.
     for now, size, stuck in ((10.0, 0, False), (20.0, 1_000, False), (40.0, 2_000, False), (50.0, 2_000, True)):
         transport.size = size
-        assert pace.is_stuck(now, PATIENCE) is stuck
+        assert activity.is_stuck(now, TIMEOUTS) is stuck
 
 
 @given(st.lists(st.sampled_from(["read", "drained", "empty"]), min_size=1, max_size=50))
 def test_a_connection_that_moves_is_never_stuck(moves: list[str]) -> None:
     transport = Transport(10_000)
-    pace, now = pace_of(transport), 0.0
+    activity, now = activity_of(transport), 0.0
     for move in moves:
         now += 25.0
         match move:
             case "read":
                 transport.size -= 1
             case "drained":
-                pace.drained, transport.size = True, transport.size + 5_000
+                activity.drained, transport.size = True, transport.size + 5_000
             case _:
                 transport.size = 0
-        assert not pace.is_stuck(now, PATIENCE)
+        assert not activity.is_stuck(now, TIMEOUTS)
         transport.size = transport.size or 10_000
 
 
@@ -91,7 +91,7 @@ def made(kind: int, app: Any, transport: Any, **options: Any) -> Any:
     """A connection as the server makes it. `kind`: 0 of HTTP, 1 a socket."""
     config = uvicorn.Config(app, log_config=None, **options)
     config.load()
-    protocol: Any = protocols(PATIENCE)[kind](config, ServerState(), {})
+    protocol: Any = protocols(TIMEOUTS)[kind](config, ServerState(), {})
     protocol.connection_made(transport)
     return protocol
 

@@ -18,9 +18,9 @@ from hostile_images import picture
 from kit.refusals import refused
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.routes.native import submission
-from penstock.gateway.routes.own_news import MAX_HELD, NewsOfOwn, Reply, Told
 from penstock.gateway.routes.paging import number, read_part
 from penstock.gateway.routes.request_filters import checked
+from penstock.gateway.routes.submit_ordering import MAX_HELD, AcceptedMarker, Reply, SubmitOrdering
 from penstock.gateway.routes.window import Budget, Window
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.frames import Frame, StatusFrame
@@ -122,12 +122,12 @@ def reply(request_id: str) -> Reply:
     return Reply(request_id="", cursor=None, content={"type": "accepted", "request_id": request_id})
 
 
-def told(request_id: str) -> Told:
-    return Told(request_id=request_id, cursor=None)
+def told(request_id: str) -> AcceptedMarker:
+    return AcceptedMarker(request_id=request_id, cursor=None)
 
 
 def test_frames_of_a_request_wait_for_its_accepted() -> None:
-    news = NewsOfOwn()
+    news = SubmitOrdering()
     news.hold("a")
     first, second, other, accepted = status("a"), status("a", "running"), status("b"), reply("a")
     taken = [news.in_order(one) for one in (first, other, second, accepted, told("a"), first)]
@@ -135,7 +135,7 @@ def test_frames_of_a_request_wait_for_its_accepted() -> None:
 
 
 def test_held_frames_are_bounded() -> None:
-    news = NewsOfOwn()
+    news = SubmitOrdering()
     news.hold("a")
     frames = [status("a") for _ in range(MAX_HELD + 1)]
     sent = [one for frame in frames for one in news.in_order(frame)]
@@ -145,7 +145,7 @@ def test_held_frames_are_bounded() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["hold", "news", "told"]), st.sampled_from("ab")), max_size=60))
 def test_no_frame_is_lost_repeated_or_reordered(steps: list[tuple[str, str]]) -> None:
-    news, came, sent = NewsOfOwn(), list[Frame](), list[Frame]()
+    news, came, sent = SubmitOrdering(), list[Frame](), list[Frame]()
     under_way = {"a": 0, "b": 0}
     for step, request_id in steps:
         if step == "hold":

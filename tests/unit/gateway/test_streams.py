@@ -162,15 +162,15 @@ def test_a_piece_with_an_unknown_schema_is_not_passed_over() -> None:
 
     pieces = StreamPieces(Codec(away), set())
     foreign = b"\0\0\0\0\x07" + default_codec().encode(AB[0])[5:]
-    assert {pieces.fate(b"r", foreign) for _ in range(3)} == {Fate.TOLD}
+    assert {pieces.fate(b"r", foreign) for _ in range(3)} == {Fate.DELIVERED}
 
 
 def test_remembered_streams_are_bounded() -> None:
     pieces = StreamPieces(default_codec(), set(), most=2)
     values = {key: default_codec().encode(chunk(request_id=key)) for key in "abc"}
-    assert {pieces.fate(key.encode(), value) for key, value in values.items()} == {Fate.ALONE}
+    assert {pieces.fate(key.encode(), value) for key, value in values.items()} == {Fate.FIRST_OF_UNFOLLOWED_STREAM}
     fates = [pieces.fate(key.encode(), value) for key, value in reversed(values.items())]
-    assert fates == [Fate.PASSED_OVER, Fate.PASSED_OVER, Fate.ALONE]
+    assert fates == [Fate.PASSED_OVER, Fate.PASSED_OVER, Fate.FIRST_OF_UNFOLLOWED_STREAM]
 
 
 # -- clients that come later

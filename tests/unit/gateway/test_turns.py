@@ -38,7 +38,7 @@ class Gateway(ViewGateway):
         self.on_read: Callable[[], object] = lambda: None
         for number, request_id in enumerate(IDS):
             self.accept(request_id, 1_000 + number)
-        self.put_aside()
+        self.evict_to_disk()
         store: Any = self.store
         live_turns = store.live_turns
 
@@ -70,7 +70,7 @@ async def ids(gateway: Gateway) -> object:
 async def follow(gateway: Gateway) -> object:
     subscription = gateway.subscriptions.open()
     await gateway.subscriptions.follow_conversation(subscription, *LINE)
-    return list(subscription.client.untold) == IDS
+    return list(subscription.client.awaiting_snapshot) == IDS
 
 
 async def before(gateway: Gateway) -> object:
@@ -102,7 +102,7 @@ async def test_turns_that_change_while_they_are_listed_are_listed(gateway: Gatew
     def change() -> None:
         gateway.read(STATUSES, status("queued", request_id=IDS[-1]))
         gateway.accept("new", 1)
-        gateway.put_aside()
+        gateway.evict_to_disk()
         done.set()
 
     def on_read() -> None:
@@ -112,7 +112,7 @@ async def test_turns_that_change_while_they_are_listed_are_listed(gateway: Gatew
 
     gateway.on_read = on_read
     assert set(await gateway.turns.ids(*LINE)) == {*IDS, "new"}
-    gateway.put_aside()
+    gateway.evict_to_disk()
     assert gateway.view.known.held_live_count == 0, "they may leave it when they are listed"
 
 
@@ -124,7 +124,7 @@ async def test_a_conversation_that_is_left_while_its_turns_are_listed_is_not_fol
     gateway.subscriptions.unfollow_conversation(subscription, *LINE)
     release.set()
     await asyncio.wait_for(following, 30)
-    assert (subscription.client.subjects, subscription.client.untold) == (set(), {})
+    assert (subscription.client.subjects, subscription.client.awaiting_snapshot) == (set(), {})
 
 
 async def test_a_subscriber_is_refused_what_it_cannot_be_told(
@@ -134,7 +134,7 @@ async def test_a_subscriber_is_refused_what_it_cannot_be_told(
     subscription = gateway.subscriptions.open()
     with pytest.raises(InvalidRequest):
         await gateway.subscriptions.follow_conversation(subscription, *LINE)
-    assert (subscription.client.subjects, subscription.client.untold) == (set(), {})
+    assert (subscription.client.subjects, subscription.client.awaiting_snapshot) == (set(), {})
 
 
 async def test_a_turn_behind_some_that_have_ended_is_found(gateway: Gateway) -> None:

@@ -40,7 +40,7 @@ from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.hub import Client
 from penstock.gateway.view.outputs import OutcomeReader
-from penstock.gateway.view.selecting import ALONE
+from penstock.gateway.view.selecting import UNFOLLOWED_STREAM
 from penstock.gateway.view.store import MAX_WAITING, TP
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
@@ -616,7 +616,7 @@ def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
     monkeypatch.setattr(view_module, "now_ms", lambda: clock.ms)
     gateway.restart(held_live=0)
     gateway.read(REQUESTS, REQUEST)
-    gateway.view.put_aside(9)
+    gateway.view.evict_to_disk(9)
     assert gateway.view.known.held_live_count == 1, "what is not written stays in memory"
     gateway.flush()
     clock.ms = 30_000
@@ -625,17 +625,17 @@ def silent(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
 
 def test_a_request_that_somebody_follows_stays_in_memory(silent: Gateway) -> None:
     silent.listen(("outcome", *KEY))
-    silent.view.put_aside(9)
+    silent.view.evict_to_disk(9)
     assert silent.view.known.held_live_count == 1
 
 
 def test_pieces_that_tell_nothing_by_themselves_are_a_sign_of_life(silent: Gateway) -> None:
     """What came before them was passed over. Those of an older attempt are none."""
-    silent.read(RESULTS, chunk("b", 50, attempt=2), headers=ALONE)
+    silent.read(RESULTS, chunk("b", 50, attempt=2), headers=UNFOLLOWED_STREAM)
     silent.clock.ms = 40_000
-    silent.read(RESULTS, chunk("zombie", 60), headers=ALONE)
+    silent.read(RESULTS, chunk("zombie", 60), headers=UNFOLLOWED_STREAM)
     assert silent.entry().updated_ms == 30_000
-    silent.read(RESULTS, chunk("c", 90, attempt=2), headers=ALONE)
+    silent.read(RESULTS, chunk("c", 90, attempt=2), headers=UNFOLLOWED_STREAM)
     assert silent.entry().updated_ms == 40_000
 
 
@@ -658,12 +658,12 @@ NEWS: dict[str, tuple[int, list[tuple[TP, Record]]]] = {
 @pytest.mark.parametrize("is_aside", [False, True])
 @pytest.mark.parametrize("news", NEWS)
 @pytest.mark.parametrize("when", ["first", "before", "after"])
-def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_aside: bool, news: str, when: str) -> None:
+def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_on_disk: bool, news: str, when: str) -> None:
     """Before the file is asked for them, between that and the answer, and between the answer and the deletion."""
     live, records = NEWS[news]
-    if is_aside:
-        silent.view.put_aside(9)
-    assert silent.view.known.held_live_count == (not is_aside)
+    if is_on_disk:
+        silent.view.evict_to_disk(9)
+    assert silent.view.known.held_live_count == (not is_on_disk)
 
     def read(now: str) -> None:
         for tp, record in records if now == when else ():
@@ -684,7 +684,7 @@ def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_aside: boo
 
 def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gateway) -> None:
     """What is in no file, as a chunk that does not decode, stays in memory: it would be counted for ever."""
-    silent.view.put_aside(9)
+    silent.view.evict_to_disk(9)
     assert len(silent.view.forget(silent.store.silent_live(20_000), 20_000)) == 1
     assert counts(silent) == (0,) * 4
     assert silent.view.find(KEY) is None
@@ -694,7 +694,7 @@ def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gatewa
     silent.read(REQUESTS, REQUEST)
     assert counts(silent) == (1,) * 4
     silent.view.known.begin(("default", "began"), 1)
-    silent.view.put_aside(9)
+    silent.view.evict_to_disk(9)
     assert silent.view.known.in_memory(("default", "began")) is not None
 
 
@@ -703,13 +703,13 @@ def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gatewa
 )
 @pytest.mark.parametrize("is_aside", [False, True])
 def test_a_command_is_kept_with_a_request_that_left_memory(
-    silent: Gateway, kind: str, field: str, updated_ms: int, is_aside: bool
+    silent: Gateway, kind: str, field: str, updated_ms: int, is_on_disk: bool
 ) -> None:
     """Whether it left before the command or after it. `end_lost` is no sign of life."""
-    if is_aside:
-        silent.view.put_aside(9)
+    if is_on_disk:
+        silent.view.evict_to_disk(9)
     silent.read(CONTROL, command(kind))
-    silent.put_aside()
+    silent.evict_to_disk()
     assert silent.view.known.held_live_count == 0
     assert getattr(silent.found(), field) == 1_000
     assert silent.found().updated_ms == updated_ms

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.commands.api_paths import api_path
 from penstock.cli.commands.common import AsJson, Gateway, console, print_json, sse_frames
-from penstock.cli.commands.following import AGAIN_S, SILENCE_S, Patience
+from penstock.cli.commands.following import AGAIN_S, SILENCE_S, GatewayAbsence
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.failures import CliFailure
 
@@ -43,14 +43,14 @@ def item_frames(gateway: Gateway, conversation: str, after: str | None) -> Itera
 
     What tells where a new connection begins is not repeated.
     """
-    patience, cursor, began = Patience(answered=False), after, False
+    absence, cursor, began = GatewayAbsence(answered=False), after, False
     while True:
         headers = {} if cursor is None else {"last-event-id": cursor}
         path, timeout = api_path("/v1/conversations", conversation, "events"), httpx.Timeout(10.0, read=SILENCE_S)
         try:
             with gateway.stream("GET", path, headers=headers, timeout=timeout) as answer:
                 for event in sse_frames(answer):
-                    patience.answered()
+                    absence.answered()
                     cursor = event["cursor"] or cursor
                     if event["type"] != "following" or not began:
                         yield event
@@ -58,6 +58,6 @@ def item_frames(gateway: Gateway, conversation: str, after: str | None) -> Itera
                     if event["type"] == "deleted":
                         return
         except CliFailure as failure:
-            patience.wait(failure)
+            absence.wait(failure)
         else:
             time.sleep(AGAIN_S)

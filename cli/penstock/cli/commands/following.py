@@ -17,7 +17,7 @@ from penstock.cli.commands.common import DEFAULT_URL, Gateway, sse_frames, waiti
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.paths import Progress
 
-PATIENCE_S = 60.0
+ABSENCE_S = 60.0
 """So long a gateway that answered once may be away."""
 AGAIN_S = 0.5
 SILENCE_S = 30.0
@@ -52,7 +52,7 @@ class Deadline:
             )
 
 
-class Patience:
+class GatewayAbsence:
     """Waits for a gateway that answered before and does not now. One that never answered is not waited for."""
 
     def __init__(self, *, answered: bool) -> None:
@@ -70,7 +70,7 @@ class Patience:
         if self._away_since is None:
             self._away_since = now
             typer.echo("\n[the gateway is away; waiting for it]", err=True)
-        elif now - self._away_since > PATIENCE_S:
+        elif now - self._away_since > ABSENCE_S:
             raise failure
         time.sleep(AGAIN_S)
 
@@ -88,20 +88,20 @@ def follow(
     Raises CliFailure: unreachable, timed out, or what the gateway refuses. `submitted`: it answered already.
     """
     deadline = Deadline(timeout_s, command_at(gateway, "watch", request_id))
-    patience = Patience(answered=submitted)
+    absence = GatewayAbsence(answered=submitted)
     cursor, status = after, "unknown"
     while True:
         deadline.check(request_id, status)
         try:
             anything = False
             for frame in _connection(gateway, request_id, cursor, deadline):
-                patience.answered()
+                absence.answered()
                 anything = True
                 cursor, status = frame.get("cursor") or cursor, frame.get("status", status)
                 yield {**frame, **_why_it_waits(gateway, request_id)} if _says_nothing(frame) else frame
                 if frame["type"] == "result":
                     return
-            patience.answered()
+            absence.answered()
             if not anything:  # nothing is left behind this cursor
                 request = gateway.call("GET", api_path("/v1/requests", request_id))
                 status = request["status"]
@@ -110,7 +110,7 @@ def follow(
                     return
         except CliFailure as failure:
             deadline.check(request_id, status)
-            patience.wait(failure)
+            absence.wait(failure)
         else:
             time.sleep(AGAIN_S)
 
@@ -118,7 +118,7 @@ def follow(
 def wait_for(gateway: Gateway, request_id: str, timeout_s: float, say: Progress) -> dict[str, Any]:
     """Long-polls until the outcome, and says what it waits for. Raises CliFailure (exit 4) with what it last saw."""
     deadline = Deadline(timeout_s, command_at(gateway, "watch", request_id))
-    patience = Patience(answered=True)
+    absence = GatewayAbsence(answered=True)
     request: dict[str, Any] = {"status": "accepted"}
     wait_s, said = FIRST_POLL_S, ""
     while True:
@@ -129,9 +129,9 @@ def wait_for(gateway: Gateway, request_id: str, timeout_s: float, say: Progress)
             request = gateway.call("GET", path, wait=round(wait_s, 1), timeout_s=wait_s + 15)
         except CliFailure as failure:
             deadline.check(request_id, request["status"])
-            patience.wait(failure)
+            absence.wait(failure)
             continue
-        patience.answered()
+        absence.answered()
         if request["done"]:
             return request
         if (text := waiting_text(request)) != said:

@@ -21,7 +21,7 @@ MAX_CUSTOM_ID = 512
 PART_LINES = 500
 PART_BYTES = 4 * 2**20
 MOST_ERRORS = 100
-"""So many errors are told of one file."""
+"""The most errors that are reported for one file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Part:
 
 
 class LineError(Exception):
-    """What is wrong with a line, as OpenAI tells it."""
+    """What is wrong with a line, in OpenAI's form."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)

@@ -140,7 +140,7 @@ class BatchStore:
                 return batch_id
         return None
 
-    # -- for whoever runs them
+    # -- for the runner
 
     def open(self) -> list[Key]:
         """All that are to be run."""
@@ -177,7 +177,7 @@ class BatchStore:
         self._documents.put(_path(batch.key, "batch.json"), batch.to_json())
 
     def end(self, batch: Batch) -> None:
-        """It has ended. A kill in between leaves it open: whoever takes it next does the rest."""
+        """It has ended. A kill in between leaves it open: the next owner does the rest."""
         self._documents.create(_path(batch.key, "end.json"), batch.to_json())
         self.remove(batch.key, lambda name: name != "end.json")
         self._documents.delete(_open(batch.key))

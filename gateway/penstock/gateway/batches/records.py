@@ -106,7 +106,7 @@ class Batch:
     in_flight: int = 0
     waiting_for: Json | None = None
     stop: str | None = None
-    """A Stop, from `finalizing` on: whoever writes the files knows what they are the end of."""
+    """A Stop, from `finalizing` on: the writer of the files needs to know which end they belong to."""
 
     @property
     def is_final(self) -> bool:
@@ -117,7 +117,7 @@ class Batch:
         return self.tenant, self.batch_id
 
     def line_key(self, number: int) -> str:
-        """The Idempotency-Key of a line's request: whoever runs the batch asks for the same request."""
+        """The Idempotency-Key of a line's request: every process that runs the batch asks for the same request."""
         return f"batch/{self.batch_id}/{number}"
 
     def result_file_id(self, kind: str) -> str:
@@ -156,7 +156,7 @@ class Batch:
         return cls(**values)
 
     def public(self) -> Json:
-        """OpenAI's object. `penstock` tells what it waits for."""
+        """OpenAI's object. `penstock` says what it waits for."""
         counts = self.counts
         return {
             "id": batch_name(self.batch_id),

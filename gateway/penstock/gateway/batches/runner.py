@@ -193,7 +193,7 @@ class BatchRunner:
         await asyncio.gather(*(self._let_go(run) for run in runs))
 
     async def _let_go(self, run: BatchRun) -> None:
-        """Whoever looks next may take it."""
+        """The next process that looks may take it."""
         free = Lease(run.lease.number, "")
         with suppress(PenstockError):
             await asyncio.to_thread(self._keeping.renew, run.batch.key, free)

@@ -1,4 +1,4 @@
-"""Running one batch, by whoever holds its lease: check the input, run the lines, write the files.
+"""Running one batch, in the process that holds its lease: check the input, run the lines, write the files.
 
 All of it can be done again from what the store holds: lines that were submitted are found under their ids, parts that
 were written are not run again, files are written over.
@@ -114,7 +114,7 @@ class BatchRun:
         self._caller_now = caller_now
         self._caller = caller_now() or Caller(tenant=batch.tenant)
         self._stop = None if batch.stop is None else Stop(batch.stop)
-        # Whoever had the lease before may have checked the input, and begun, since the batch was read.
+        # The former holder of the lease may have checked the input, and begun, since the batch was read.
         resumed = batch.status != "validating" or lease.number > 1
         self._lines = LineRuns(batch, service, allowances, lambda: self._caller, self._stop_now, resumed=resumed)
         self._window = Window(share, budget)

@@ -1,4 +1,4 @@
-"""The bridge's composition root: makes the parts, reads the queues until told to stop, and stops in order."""
+"""The bridge's composition root: makes the parts, reads the queues until a signal to stop, and stops in order."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.configured import open_store
 from penstock.common.threads import in_daemon_thread
 from penstock.common.transport import Transport
-from penstock.gateway.bridge.errands import Errands, StoreReads
 from penstock.gateway.bridge.feeder import QueueFeeder
 from penstock.gateway.bridge.known import Known
+from penstock.gateway.bridge.message_handler import MessageHandler, StoreReads
 from penstock.gateway.bridge.metrics import BridgeMetrics
 from penstock.gateway.bridge.requests import Requests
 from penstock.gateway.bridge.settings import BridgeSettings
@@ -35,7 +35,7 @@ MOST_FOLLOWS = 1_000_000
 
 
 async def run_bridge(settings: BridgeSettings) -> int:
-    """Read the queues until SIGTERM or SIGINT; the process's exit code. What a user can mend is told in one line."""
+    """Read the queues until SIGTERM or SIGINT; the process's exit code. What a user can mend is printed in one line."""
     if not settings.queues:
         print("penstock bridge: there are no [[queues]] to read: see docs/how-to.md", file=sys.stderr, flush=True)
         return EXIT_USAGE
@@ -69,7 +69,7 @@ class Bridge:
             settings.queue_merge,
             kafka,
             self._known,
-            Errands(requests, sender, StoreReads(store), kafka, codec),
+            MessageHandler(requests, sender, StoreReads(store), kafka, codec),
             counted=metrics.on_message,
             waiting=metrics.on_waiting,
             on_failure=over.fail,
@@ -94,7 +94,7 @@ class Bridge:
         logger.info("bridge.started tenants=%s", ",".join(sorted(self._clients)))
 
     async def stop(self) -> None:
-        """In this order, so that whoever takes over finds all that was sent here."""
+        """In this order, so that the next owner finds all that was sent here."""
         # 1. Nothing new is begun.
         await self._feeder.cancel()
         # 2. Requests and answers that are on their way are acknowledged.

@@ -1,4 +1,4 @@
-"""Carries messages between the consumer, the book and the errands. Decides nothing."""
+"""Carries messages between the consumer, the book and the message handler. Decides nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.common.group_consumer import GroupConsumer, Listener, Read
 from penstock.common.settings import KafkaSettings
 from penstock.common.starting import Starting
 from penstock.common.tasks import end_all, set_within
-from penstock.gateway.bridge.errands import Errands, TryAgain
 from penstock.gateway.bridge.known import Known
+from penstock.gateway.bridge.message_handler import MessageHandler, TryAgain
 from penstock.gateway.queues.book import QueueBook, QueueMessage
 from penstock.gateway.queues.merge import Merge
 from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection
@@ -34,7 +34,7 @@ _IDLE_S = 1.0
 class QueueFeeder:
     """`start`, `cancel` and `leave` within one event loop.
 
-    `counted` is told (topic, outcome) of each message that is settled, `waiting` (topic, how many messages wait here).
+    `counted` gets (topic, outcome) of each message that is settled, `waiting` (topic, how many messages wait here).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class QueueFeeder:
         merging: QueueMergeSection,
         kafka: KafkaSettings,
         known: Known,
-        errands: Errands,
+        handler: MessageHandler,
         *,
         counted: Callable[[str, str], None] = lambda topic, outcome: None,
         waiting: Callable[[str, int], None] = lambda topic, count: None,
@@ -55,7 +55,7 @@ class QueueFeeder:
         self._merging = merging
         self._kafka = kafka
         self._known = known
-        self._errands = errands
+        self._handler = handler
         self._counted = counted
         self._tell_waiting = waiting
         self._on_failure = on_failure
@@ -78,7 +78,7 @@ class QueueFeeder:
         return self._waits_for or (None if self._consumer is None else self._consumer.waits_for)
 
     async def cancel(self) -> None:
-        """Begin nothing more. What is under way is left to whoever reads the queues next."""
+        """Begin nothing more. What is under way is left to the next reader of the queues."""
         await self._background.cancel()
         await end_all(self._tasks)
 
@@ -129,17 +129,17 @@ class QueueFeeder:
         return None
 
     def _assigned(self, partitions: list[TP]) -> None:
-        """Whoever had them before may have sent requests for their messages."""
+        """Their former owner may have sent requests for their messages."""
         self._known.look_again()
         self._book.assign(partitions)
 
     async def _revoked(self, partitions: list[TP]) -> None:
-        """Whoever gets them next looks for what was sent here: all that was sent must stand on its topic by then."""
+        """Their next owner looks for what was sent here: all that was sent must stand on its topic by then."""
         if self._consumer is not None:
             self._consumer.commit(self._book.commits())
         self._book.revoke(partitions)
         await end_all(task for task, message in self._tasks.items() if not message.taken)
-        await self._errands.flush()
+        await self._handler.flush()
 
     def _step(self, consumer: GroupConsumer) -> None:
         self._woken.clear()
@@ -175,7 +175,7 @@ class QueueFeeder:
         """One message to its end, or to the time of its next try."""
         queue = self._queues[message.queue]
         try:
-            outcome = await self._errands.run(queue, message.value, message.tries)
+            outcome = await self._handler.run(queue, message.value, message.tries)
         except TryAgain as again:
             logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, message.offset, again.error.code)
             self._again(message, tried=again.tried)

@@ -145,7 +145,7 @@ class Known:
     # -- what is known
 
     def models(self) -> KnownModels:
-        """The models that workers told of."""
+        """The models that workers report."""
         return self._fleet.known(now_ms(), self._late_ms)
 
     def routed(self, request: InferenceRequest) -> InferenceRequest:

@@ -62,11 +62,11 @@ class Requests:
         await self._known.up_to_date()
 
     def knows(self, tenant: str, request_id: str) -> bool:
-        """Whether it was sent, by whoever had its message, as far as is known since `up_to_date`."""
+        """Whether it was sent, by any process that had its message, as far as is known since `up_to_date`."""
         return self._known.sent.find((tenant, request_id)) is not None
 
     async def accepted(self, request: InferenceRequest, extra: Mapping[str, str] | None = None) -> Accepted:
-        """The request as it stands on its topic: sent now, or before by whoever had the message.
+        """The request as it stands on its topic: sent now, or before by the process that had the message.
 
         `extra`: of its queue, for what the request's own does not have. No part of what identifies its content, so that
         a queue's setting may change between two tries.

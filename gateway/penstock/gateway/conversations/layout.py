@@ -54,7 +54,7 @@ class Layout(Protocol):
         ...
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """What tells a conversation from another one of its name, by topic, of those that exist."""
+        """What distinguishes a conversation from another one of its name, by topic, of those that exist."""
         ...
 
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:

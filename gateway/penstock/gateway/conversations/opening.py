@@ -17,7 +17,7 @@ from penstock.schemas.codec import Codec
 def open_layout(
     settings: GatewaySettings, transport: Transport, codec: Codec, on_failure: Callable[[str], object]
 ) -> Layout:
-    """Blocks. The copy of a shared topic lies beside the view; `on_failure` is told, on any thread, when it is not
+    """Blocks. The copy of a shared topic lies beside the view; `on_failure` is called, on any thread, when it is not
     followed any more. Raises BrokerUnavailable, Overloaded."""
     kafka = settings.kafka_settings()
     if admin.topic_id(kafka, kafka.names.conversation_log) is None:

@@ -69,8 +69,8 @@ class Conversations:
     """All methods block and are thread-safe. A fork is read through what it goes on from; offsets are the
     conversation's (`TopicForks`).
 
-    Each call compares the topic's id and end with the index. So deletion and erasure take effect at once, whoever
-    wrote them. Indexes are built on demand; the least recently used are dropped first.
+    Each call compares the topic's id and end with the index. Deletion and erasure by any gateway take
+    effect at once. Indexes are built on demand; the least recently used are dropped first.
 
     Every call raises InvalidRequest for an impossible id, NotFound for an unknown conversation, BrokerUnavailable,
     RegistryUnavailable.
@@ -339,7 +339,7 @@ class Conversations:
     def _newest(self, tenant: str, conversation_id: str, limit: int, after: int | None) -> list[Turn] | None:
         """A page of the newest messages, from the last records alone, of a long conversation that is not indexed.
 
-        None where those do not suffice, and at the next call: whoever pages on shall have the index.
+        None where those do not suffice, and at the next call: the next pages need the index.
         """
         topic, give_up = self._topic(tenant, conversation_id), time.monotonic() + DEADLINE_S
         with self._indexed(topic, conversation_id) as indexed:

@@ -41,7 +41,7 @@ _KINDS = frozenset({REDRIVEN.encode(), PURGED.encode()})
 
 
 class LetterFollower:
-    """`index` holds all letters once `caught_up` has returned. The index belongs to whoever made it."""
+    """`index` holds all letters once `caught_up` has returned. The index belongs to its maker."""
 
     def __init__(self, kafka: KafkaSettings, codec: Codec, index: LetterIndex) -> None:
         self._kafka, self._codec, self.index = kafka, codec, index

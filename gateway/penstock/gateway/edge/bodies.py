@@ -227,7 +227,7 @@ class Body:
         return b"".join(pieces)
 
     def _is_here(self) -> bool:
-        """Whether all of it has come already, as far as the server tells: then nothing has to be timed."""
+        """Whether all of it has come already, as far as the server says: then nothing has to be timed."""
         exchange: Any = getattr(self._receive, "__self__", None)
         return getattr(exchange, "more_body", True) is False
 

@@ -16,7 +16,7 @@ LOOK_S = 0.5
 
 
 class Connections:
-    """Sockets, streams and long polls that are open; each is told by its `revoked` event that it must end."""
+    """Sockets, streams and long polls that are open; each must end when its `revoked` event is set."""
 
     def __init__(self, still_good: Callable[[Caller], bool], keys: KeyRing | None = None) -> None:
         self._still_good = still_good

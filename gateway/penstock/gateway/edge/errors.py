@@ -131,7 +131,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def log_unexpected(error: BaseException, path: str) -> str:
-    """Log where an unknown exception came from and return the incident id that the caller is told.
+    """Log where an unknown exception came from and return the incident id for the caller.
 
     The log gets its type and place but not its text, which may quote a prompt.
     """

@@ -175,7 +175,7 @@ class KeyRing:
         return self._records.get(key_id)
 
     def _look(self) -> Stamp | None:
-        """What tells a changed file. Raises OSError for one that cannot be looked at."""
+        """What identifies a file's content. Raises OSError for one that cannot be read."""
         try:
             stat = self._path.stat()
         except FileNotFoundError:
@@ -192,7 +192,7 @@ class KeyRing:
             return
         self._stamp, self._again_at = stamp, time.monotonic() + READ_AGAIN_S
         if stamp is None:
-            # Whoever takes the file away wants nobody in.
+            # A file that was removed admits nobody.
             self._records = {}
             self._note("the keys file is missing: no key is in force", FileNotFoundError(str(self._path)))
             return

@@ -35,14 +35,14 @@ _BAD_HEAD = _bad_head()  # what follows the status line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Patience:
+class Timeouts:
     """Seconds that a client has to send a request's head, and to read more of what waits for it."""
 
     head_s: float = 30.0
     write_s: float = 30.0
 
 
-class Pace:
+class ConnectionActivity:
     """One connection: since when its head is awaited, and since when nothing of its buffer was read."""
 
     __slots__ = ("drained", "head_since", "size", "transport", "unread_since")
@@ -55,42 +55,42 @@ class Pace:
         self.drained = False
         """The buffer ran low since the last look."""
 
-    def is_stuck(self, now: float, patience: Patience) -> bool:
+    def is_stuck(self, now: float, timeouts: Timeouts) -> bool:
         """Look at it once more; whether it is to be cut off."""
         size = self.transport.get_write_buffer_size()
         if size < self.size or size == 0 or self.size == 0 or self.drained:
             self.unread_since = now
         self.size, self.drained = size, False
-        late = self.head_since is not None and now - self.head_since >= patience.head_s
-        return late or (size > 0 and now - self.unread_since >= patience.write_s)
+        late = self.head_since is not None and now - self.head_since >= timeouts.head_s
+        return late or (size > 0 and now - self.unread_since >= timeouts.write_s)
 
 
-class Warden:
+class ConnectionMonitor:
     """Looks at all connections of a server now and then: one timer for all of them, which stops with the last."""
 
-    def __init__(self, patience: Patience) -> None:
-        self._patience = patience
-        self._look_s = min(patience.head_s, patience.write_s) / 4
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._look_s = min(timeouts.head_s, timeouts.write_s) / 4
         self._timer: asyncio.TimerHandle | None = None
-        self._paces: dict[asyncio.Transport, Pace] = {}
+        self._activities: dict[asyncio.Transport, ConnectionActivity] = {}
 
-    def watch(self, transport: asyncio.Transport) -> Pace:
+    def watch(self, transport: asyncio.Transport) -> ConnectionActivity:
         loop = asyncio.get_running_loop()
-        pace = self._paces[transport] = Pace(transport, loop.time())
+        activity = self._activities[transport] = ConnectionActivity(transport, loop.time())
         if self._timer is None:
             self._timer = loop.call_later(self._look_s, self._look)
-        return pace
+        return activity
 
     def forget(self, transport: asyncio.Transport) -> None:
-        self._paces.pop(transport, None)
+        self._activities.pop(transport, None)
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        for pace in [one for one in self._paces.values() if one.is_stuck(loop.time(), self._patience)]:
-            logger.info("edge.cut_off unsent_bytes=%d", pace.size)
+        for activity in [one for one in self._activities.values() if one.is_stuck(loop.time(), self._timeouts)]:
+            logger.info("edge.cut_off unsent_bytes=%d", activity.size)
             # A close would wait for the same reader.
-            pace.transport.abort()
-        self._timer = loop.call_later(self._look_s, self._look) if self._paces else None
+            activity.transport.abort()
+        self._timer = loop.call_later(self._look_s, self._look) if self._activities else None
 
 
 SEND_NOW = "penstock.send_now"
@@ -122,47 +122,47 @@ def _of_connection(method: F) -> F:
     return cast("F", call)
 
 
-def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSocketsSansIOProtocol]]:
+def protocols(timeouts: Timeouts) -> tuple[type[HttpToolsProtocol], type[WebSocketsSansIOProtocol]]:
     """(HTTP, WebSocket) for `uvicorn.Config`, both looked after by one warden."""
-    warden = Warden(patience)
+    monitor = ConnectionMonitor(timeouts)
 
-    class PatientHttp(HttpToolsProtocol):
+    class TimedHttp(HttpToolsProtocol):
         @_of_connection
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._pace = warden.watch(transport)
+            self._activity = monitor.watch(transport)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             # Any byte stops uvicorn's timer for idle connections. These began no request: an empty line, or the body
             # of one that is answered.
-            if self._pace.head_since is None and (not self.cycle or self.cycle.response_complete):
-                self._pace.head_since = self.loop.time()
+            if self._activity.head_since is None and (not self.cycle or self.cycle.response_complete):
+                self._activity.head_since = self.loop.time()
 
         def on_message_begin(self) -> None:
             super().on_message_begin()
-            self._pace.head_since = self.loop.time()
+            self._activity.head_since = self.loop.time()
 
         def on_headers_complete(self) -> None:
-            self._pace.head_since = None
+            self._activity.head_since = None
             super().on_headers_complete()
 
         def resume_writing(self) -> None:
-            self._pace.drained = True
+            self._activity.drained = True
             super().resume_writing()
 
         timeout_keep_alive_handler = _of_connection(HttpToolsProtocol.timeout_keep_alive_handler)
 
         @_of_connection
         def connection_lost(self, exc: Exception | None) -> None:
-            warden.forget(self.transport)
+            monitor.forget(self.transport)
             super().connection_lost(exc)
 
-    class PatientSocket(WebSocketsSansIOProtocol):
+    class TimedSocket(WebSocketsSansIOProtocol):
         @_of_connection
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._pace = warden.watch(transport)
+            self._activity = monitor.watch(transport)
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
@@ -174,7 +174,7 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
                 transport.close()
 
         def handle_connect(self, event: Request) -> None:
-            self._pace.head_since = None
+            self._activity.head_since = None
             super().handle_connect(event)
             if not self.close_sent:  # else it was refused, and has no scope
                 extensions: dict[str, Any] = self.scope.setdefault("extensions", {})
@@ -196,12 +196,12 @@ def protocols(patience: Patience) -> tuple[type[HttpToolsProtocol], type[WebSock
         keepalive_timeout = _of_connection(WebSocketsSansIOProtocol.keepalive_timeout)
 
         def resume_writing(self) -> None:
-            self._pace.drained = True
+            self._activity.drained = True
             super().resume_writing()
 
         @_of_connection
         def connection_lost(self, exc: Exception | None) -> None:
-            warden.forget(self.transport)
+            monitor.forget(self.transport)
             super().connection_lost(exc)
 
-    return PatientHttp, PatientSocket
+    return TimedHttp, TimedSocket

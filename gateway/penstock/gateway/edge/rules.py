@@ -106,7 +106,7 @@ class Rules:
 
 
 UNKNOWN = Rules(access=Access.PUBLIC)
-"""A path that no route has, or a method that it has not: whoever asks hears so, with or without a key.
+"""A path that no route has, or a method that it has not: the answer says so, with or without a key.
 
 Such an exchange never reaches the framework, whose matching is laxer: `$` there also takes a line's end behind a path.
 """

@@ -33,7 +33,7 @@ TTL_S: dict[Use, tuple[float, float]] = {
 }
 """The default and the longest time to live, in seconds."""
 SESSION_PREFIX = "st_"
-"""Begins session tickets: in an Authorization header they are told from keys by it."""
+"""Begins session tickets: it distinguishes them from keys in an Authorization header."""
 _PURPOSES: dict[Use, bytes] = {
     "socket": b"penstock-ticket:",
     "read": b"penstock-read:",

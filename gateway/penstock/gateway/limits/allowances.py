@@ -295,7 +295,7 @@ class Allowances:
                 text = f"{holder} may keep {limit} bytes of artifacts; {used_bytes} are kept"
                 raise _over("artifact_bytes", limit, text, 60, used=used_bytes)
 
-    # -- told to the caller
+    # -- for the caller
 
     def headers(self, caller: Caller) -> list[tuple[bytes, bytes]]:
         """`x-ratelimit-*` as OpenAI sends them, of whichever limit is closer; nothing for what has no limit."""

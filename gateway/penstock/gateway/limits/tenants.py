@@ -45,10 +45,10 @@ class TenantWork:
 
 
 class Tenants:
-    """Fed by the view: each live request begins once and ends once; each outcome is told once."""
+    """Fed by the view: each live request begins once and ends once; each outcome comes once."""
 
     def __init__(self, tokens_per_minute: Callable[[str], int | None] = lambda _: None) -> None:
-        """`tokens_per_minute`: a tenant's limit. It is charged from the log, whoever took the requests in."""
+        """`tokens_per_minute`: a tenant's limit. It is charged from the log, for all gateways."""
         self._tokens_per_minute = tokens_per_minute
         self._work: dict[str, TenantWork] = {}
 
@@ -62,7 +62,7 @@ class Tenants:
         return self._work
 
     def clear(self) -> None:
-        """A view begins anew and tells all."""
+        """A view that starts again reports everything."""
         self._work.clear()
 
     # -- from the log

@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def waits_for_outcome(self) -> bool:
-        """Whether the text of a stream begins with what only the outcome tells."""
+        """Whether the text of a stream begins with what only the outcome has."""
         return self.echo and (self.has_logprobs or not isinstance(self.prompts[0], str))
 
     def text_and_logprobs(self, choice: Json, result: Json) -> tuple[str, Json | None]:

@@ -212,7 +212,7 @@ def items_of_turn(turn: Turn) -> list[Json]:
 
 
 def _image_json(artifact: ArtifactRef) -> Json:
-    """An image of a message, whoever showed it: OpenAI's protocol has one type for it."""
+    """An image of a message of either role: OpenAI's protocol has one type for it."""
     return {
         "type": "input_image",
         "image_url": f"/v1/artifacts/{artifact.artifact_id}/content",

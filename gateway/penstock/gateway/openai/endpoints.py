@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What an answer tells of its request beside the result. `created`: seconds since the epoch."""
+    """What an answer says of its request beside the result. `created`: seconds since the epoch."""
 
     request_id: str
     created: int

@@ -167,7 +167,7 @@ class _StreamTurn:
         resumes: bool = False,
     ) -> None:
         self.result: Json | None = None
-        """That of the outcome, when it has come and its text is told."""
+        """That of the outcome, when it has come and its text was sent."""
         self._writer = writer
         self._whole = whole
         self._words = words
@@ -290,7 +290,7 @@ class AnswerStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _failure(self, error: Exception, scope: Scope) -> tuple[PenstockError, bool]:
-        """What the caller is told, and whether it is the request's outcome. Without an outcome the request goes."""
+        """What the caller gets, and whether it is the request's outcome. Without an outcome the request goes."""
         if isinstance(error, FinalFailure):
             return error.error, True
         self._abandoned()

@@ -28,7 +28,7 @@ def images_response(
 
 
 def size_of(image: Mapping[str, Any]) -> Json:
-    """How OpenAI tells an image's format and sides."""
+    """An image's format and sides as OpenAI's API has them."""
     kind = str(image.get("media_type") or "image/png").removeprefix("image/")
     return {"output_format": kind, "size": f"{image.get('width')}x{image.get('height')}"}
 

@@ -70,7 +70,7 @@ class ImageStream:
         )
 
     async def _images(self, result: Json, fetch: Fetch) -> AsyncGenerator[bytes]:
-        """One event an image. The usage is that of all images, so that only the first event tells it."""
+        """One event an image. The usage is that of all images, so only the first event has it."""
         none = image_usage({})
         for number, image in enumerate(result.get("images") or ()):
             content = await fetch(image)

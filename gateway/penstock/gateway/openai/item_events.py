@@ -111,7 +111,7 @@ async def item_events(
 
 
 def _events_of(turn: Turn, conversation_id: str, at: Position) -> Iterator[bytes]:
-    """An event for each item of a message, but for those that were told before."""
+    """An event for each item of a message, but for those that were sent before."""
     items = items_of_turn(turn)
     for number, item in enumerate(items):
         if turn.offset == at.offset and number < at.skipped:

@@ -29,7 +29,7 @@ class Unknown(NamedTuple):
     accepted: Sequence[Any]
     """The values with which it has no effect."""
     path: tuple[str | int, ...]
-    """Of the object. Where a name stands is made into text for those alone that are told of."""
+    """Of the object. The path of a name is made into text only where it is reported."""
 
 
 _HISTORY = ("assistant", "tool", "function")

@@ -43,7 +43,7 @@ async def create_response(body: ResponsesBody, request: Request) -> Response:
     exchange = await Exchange.of(request, body, endpoints.RESPONSE)
     entry = service.lookups.peek(tenant, exchange.request_id)
     if entry is not None:
-        exchange.created = entry.accepted_ms // 1000  # as every gateway tells it later
+        exchange.created = entry.accepted_ms // 1000  # as every gateway gives it later
     asked = endpoints.about(body, exchange.made)
     if not body.background:
         return exchange.stream(ResponseWriter(asked)) if exchange.streams else await exchange.answer(body)

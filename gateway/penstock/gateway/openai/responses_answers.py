@@ -147,7 +147,7 @@ class ResponseWriter:
         self._number = 0
         self._texts: list[str] = []
         self._logprobs: list[Json] = []
-        """Told before their text: they go with the next one."""
+        """Emitted before their text: they go with the next one."""
         self._places: list[str] = []
 
     def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:

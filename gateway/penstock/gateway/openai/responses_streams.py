@@ -30,7 +30,7 @@ class BackgroundWriter(ResponseWriter):
         self._runs = False
 
     def beginning(self) -> bytes:
-        """What is told before the request runs: the id of the response, and the first numbers."""
+        """What is known before the request runs: the id of the response, and the first numbers."""
         queued = self._asked.response("queued", [])
         return self.encoded([{"type": f"response.{name}", "response": queued} for name in ("created", "queued")])
 

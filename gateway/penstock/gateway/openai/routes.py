@@ -180,7 +180,7 @@ class Exchange:
         try:
             return await unless_gone(self._request.receive, self.whole_outcome())
         except (ClientGone, Stopping):
-            # The edge knows whether its client left, or its key was taken back. A client that is told to come again
+            # The edge knows whether its client left, or its key was taken back. A client that is asked to retry
             # would send a new request.
             self.abandon()
             raise
@@ -231,7 +231,7 @@ class Exchange:
         return answer
 
     def abandon(self) -> None:
-        """Cancel what nobody can ask for any more; docs/decisions/0020 tells why not what has a key."""
+        """Cancel what nobody can ask for any more; for why not those with a key, see docs/decisions/0020."""
         if self.comes_back or self._service.subscriptions.followed(self._tenant, self.request_id):
             return
         cancel_abandoned(self._service.control, self._tenant, self.request_id)

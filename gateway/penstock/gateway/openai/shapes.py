@@ -15,7 +15,7 @@ class PromptDetails(Answer):
 
 
 class TextUsage(Answer):
-    """OpenAI's counts of tokens; details where the engine tells them."""
+    """OpenAI's counts of tokens; details where the engine reports them."""
 
     prompt_tokens: int
     completion_tokens: int

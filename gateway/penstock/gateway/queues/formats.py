@@ -52,7 +52,7 @@ class LlmdMessage:
 
 
 class BadMessage(Exception):
-    """A message that names itself, so that its sender can be told what is wrong with it."""
+    """A message with an id, so that its sender can get an error."""
 
     def __init__(self, message_id: str, error: PenstockError) -> None:
         super().__init__(error.message)
@@ -61,7 +61,7 @@ class BadMessage(Exception):
 
 
 def read_llmd(value: bytes) -> LlmdMessage:
-    """Raises BadJson for what has no id, so that nobody can be told; BadMessage for what is wrong otherwise."""
+    """Raises BadJson for what has no id, so that nobody can get an error; BadMessage for what is wrong otherwise."""
     unread = BadJson("not a JSON object with id, deadline and payload")
     message = object_in(value)
     found_id = (legible_fields(value) or {} if message is None else message).get("id")

@@ -1,4 +1,4 @@
-"""What is told of queues in penstock.toml: one `[[queues]]` table each, and how they are merged."""
+"""The settings of queues in penstock.toml: one `[[queues]]` table each, and how they are merged."""
 
 from __future__ import annotations
 

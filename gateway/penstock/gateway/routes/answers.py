@@ -86,7 +86,7 @@ class WaitingFor(Answer):
 
 
 class RequestPlan(Answer):
-    """What would become of a request, by what workers last told; estimates, made of what was measured."""
+    """What would become of a request, by the workers' last reports; estimates, made of what was measured."""
 
     object: Literal["request.plan"]
     task: str

@@ -127,7 +127,7 @@ async def send(
     if wait_s:
         try:
             return await unless_gone(request.receive, _waited(service, tenant, accepted.request_id, wait_s, headers))
-        except PenstockError:  # it is accepted all the same: whoever asks for it is told why it cannot be read
+        except PenstockError:  # it is accepted all the same: an answer about it says why it cannot be read
             pass
     return JSONResponse(accepted_json(accepted.request_id), 202, headers)
 

@@ -63,7 +63,7 @@ async def _output_of(service: GatewayService, entry: Entry) -> dict[str, Any]:
 
 
 def _answer(output: dict[str, Any]) -> Response:
-    """What an output is, without what is told beside it: one text or vector alone, of several a list."""
+    """What an output is, without what is sent beside it: one text or vector alone, of several a list."""
     shown = {name: value for name, value in output.items() if value is not None and name not in BESIDE_THE_OUTPUT}
     match shown:
         case {"text": str() as text, **others} if not others:

@@ -17,7 +17,7 @@ from penstock.gateway.edge.protocols import SEND_NOW, SharedText
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.native import submission
-from penstock.gateway.routes.own_news import NewsOfOwn, Reply, Told
+from penstock.gateway.routes.submit_ordering import AcceptedMarker, Reply, SubmitOrdering
 from penstock.gateway.service.brought_images import with_inputs
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.subscriptions import SlowConsumer, Stopping
@@ -79,7 +79,7 @@ class Session:
         self._running: set[asyncio.Task[None]] = set()
         self._sent = asyncio.Event()
         self._close_code = 1000
-        self._news = NewsOfOwn()
+        self._news = SubmitOrdering()
         self._send_now: Callable[[SharedText], bool] | None = socket.scope.get("extensions", {}).get(SEND_NOW)
 
     @property
@@ -246,7 +246,7 @@ class Session:
                 reply["id"] = frame["id"]
             self._reply(reply)
         finally:
-            self._subscription.push([Told(request_id=one, cursor=None) for one in held])
+            self._subscription.push([AcceptedMarker(request_id=one, cursor=None) for one in held])
         self._followed.add(accepted.request_id)
         self._service.subscriptions.follow_new(self._subscription, caller.tenant, accepted.request_id)
 

@@ -21,7 +21,7 @@ class Budget:
 
 
 class Window:
-    """One feeder takes, whoever ends gives."""
+    """One feeder takes a slot, each end gives it back."""
 
     def __init__(self, most: Callable[[], int], budget: Budget | None = None, *, most_bytes: int = MOST_BYTES) -> None:
         """`most` lines at this moment."""

@@ -118,7 +118,7 @@ class FactsOfConversations:
         await self._write(facts_record(facts, self._kafka.names, self._codec, source=SOURCE))
 
     async def take_away(self, tenant: str, conversation_id: str) -> None:
-        """Those of a conversation that is deleted, whoever set them. Raises BrokerUnavailable."""
+        """Those of a conversation that is deleted, from any gateway. Raises BrokerUnavailable."""
         await self._catch_up()
         if await self._kept(tenant, [conversation_id]):
             key = conversation_key(tenant, conversation_id).encode()

@@ -126,7 +126,7 @@ class Feeds:
             except PenstockError as error:
                 logger.warning("feeds.not_looked error=%s", error.code)
                 continue
-            except Exception:  # whoever follows would wait for ever
+            except Exception:  # its followers would wait for ever
                 logger.exception("feeds.not_looked")
                 continue
             took_s = time.monotonic() - began

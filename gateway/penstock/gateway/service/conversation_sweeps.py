@@ -118,7 +118,7 @@ class ConversationSweeps:
         self.due = 0
         """Conversations that the sweep under way has still to look at."""
         self._looked_at = set[Key]()
-        """Deleted ones whose topics stay for their forks: whoever deletes the last fork removes it."""
+        """Deleted ones whose topics stay for their forks: the deletion of the last fork removes it."""
 
     def ask(self) -> None:
         """Sweep now."""

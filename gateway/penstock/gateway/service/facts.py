@@ -1,4 +1,4 @@
-"""Facts for operators: readiness, the models that workers told of, gauges for Prometheus, and `/v1/stats`."""
+"""Facts for operators: readiness, the models that workers report, gauges for Prometheus, and `/v1/stats`."""
 
 from __future__ import annotations
 
@@ -373,7 +373,7 @@ def _worker_json(worker: WorkerState) -> dict[str, Any]:
 
 
 def _sizes(device: DeviceState) -> dict[str, int | None]:
-    """A worker of an earlier release tells neither its limit nor whose the memory is."""
+    """A worker of an earlier release reports neither its limit nor the owners of memory."""
     measured, limit = device.measured_bytes, device.limit_bytes
     return {
         "limit_bytes": device.total_bytes if limit is None else limit,

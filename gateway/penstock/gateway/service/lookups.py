@@ -252,7 +252,7 @@ class Lookups:
     async def _aside(self, tenant: str, start: str) -> AsyncIterator[Entry]:
         """Those of a tenant that are counted as something that starts so."""
         after = (start, 0, "")
-        while self._view.known.some_aside:
+        while self._view.known.some_on_disk:
             # What is written while rows are read may be old in them, and be in memory no more.
             unwritten = self._view.known.unwritten.all_now()
             entries, after = await self._threads.lists.run_for(

@@ -52,7 +52,7 @@ class ModelOrders:
         threads: Threads,
         follow: Callable[[Sequence[DesiredState]], None],
     ) -> None:
-        """`follow` is told all desired state, whenever it was read or changed here."""
+        """`follow` gets all desired state, whenever it was read or changed here."""
         self._transport = transport
         self._facts = facts
         self._kafka = kafka

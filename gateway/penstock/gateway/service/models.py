@@ -38,7 +38,7 @@ def model_or_refusal(models: Iterable[ModelInfo], request: InferenceRequest) -> 
 def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: str | None) -> str | None:
     """The id that `name` (an id or alias) stands for in a pool; None if it is left to the workers.
 
-    Raises ModelNotFound when workers have told their models and none of them fits. Before any has, a request waits:
+    Raises ModelNotFound when workers have reported their models and none of them fits. Before any has, a request waits:
     what the configuration of this process declares need not be all that there is.
     """
     known = [model for model in models if model.pool == pool]
@@ -62,7 +62,7 @@ def find_model(models: Iterable[ModelInfo], task: str, name: str | None, pool: s
 
 
 def check_abilities(known: KnownModels, request: InferenceRequest) -> None:
-    """Refuse what no model that may serve the request can do, as far as workers have told of them, and agree.
+    """Refuse what no model that may serve the request can do, as far as workers report them, and agree.
 
     Raises UnsupportedParameter for fields that none of them knows, and ContextLengthExceeded for an answer that is
     longer than the window. What a gateway cannot know yet, the engine refuses.
@@ -116,7 +116,7 @@ def _check_sees(serving: Sequence[ModelInfo], request: InferenceRequest) -> None
 
 
 def _serving(models: Iterable[ModelInfo], request: InferenceRequest) -> list[ModelInfo]:
-    """Those that may serve the request, as workers have told of them."""
+    """Those that may serve the request, as workers report them."""
     return [
         one
         for one in models
@@ -152,6 +152,6 @@ def of_task(models: Iterable[dict[str, Any]], task: str | None) -> list[dict[str
         raise InvalidRequest(f"task must be {ALL_TASKS} or one of {', '.join(BUILT_TASKS)}", param="task")
     if task == ALL_TASKS:
         return list(models)
-    if task is None:  # a worker that has told no tasks yet may have any
+    if task is None:  # a worker that has reported no tasks yet may have any
         return [one for one in models if not one["tasks"] or set(one["tasks"]) - TOOL_TASKS]
     return [one for one in models if task in one["tasks"]]

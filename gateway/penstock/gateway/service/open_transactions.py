@@ -32,7 +32,7 @@ ANSWER_S = 3.0
 """So long an answer may take. After `EVERY_S` and this without any, brokers count as away."""
 SILENT_MS = 6_000
 HELD_MS = 3_000
-"""A partition that can be read no further for so long is told of: transactions that end in time are no trouble."""
+"""A partition that cannot be read further for so long is reported: transactions that end in time are no problem."""
 MOST_NAMED = 5
 """So many partitions are named."""
 
@@ -106,7 +106,7 @@ class OpenTransactions:
         self._answered_s = now_s
 
     def note(self, readable: Mapping[TP, int], ends: Mapping[TP, int], at_ms: int) -> None:
-        """Take what the brokers told: up to where each partition can be read, and where its log ends."""
+        """Take the brokers' answers: up to where each partition can be read, and where its log ends."""
         held: dict[TP, Held] = {}
         for tp, offset in readable.items():
             if ends.get(tp, 0) > offset:

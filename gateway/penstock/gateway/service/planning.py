@@ -48,7 +48,7 @@ class _Place:
 
     @property
     def queued(self) -> int:
-        """A worker that tells nothing by model is taken as a whole."""
+        """A worker that reports nothing by model counts as a whole."""
         told = any(one.queued for one in self.worker.models)
         return max(one.queued for one in self.engines) if told else sum(self.worker.queued.values())
 

@@ -37,7 +37,7 @@ class Found:
     """None: not known, so it counts from when it was first seen."""
     pool: str | None = None
     settles_ms: int = 0
-    """It is told once it has been seen for so long: what ends by itself within that time is no problem."""
+    """It is reported once it has lasted for so long: what ends by itself within that time is no problem."""
 
     @property
     def key(self) -> tuple[str, str, str]:

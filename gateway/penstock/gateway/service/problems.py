@@ -433,7 +433,7 @@ def _by_name(one: ModelId) -> tuple[str, str]:
 
 
 def _unknown(liveness: Liveness, unknown: Mapping[ModelId, _Waits]) -> Iterator[Found]:
-    """Names come from whoever writes to Kafka: those with the most requests are told, the others counted."""
+    """Any producer chooses names: those with the most requests are listed, the others are counted together."""
     look = Action(label="see which models there are", command="penstock models list")
     ranked = sorted(unknown.items(), key=lambda item: (-item[1].requests, _by_name(item[0])))
     for (model, pool), waits in ranked[:MOST_UNKNOWN]:

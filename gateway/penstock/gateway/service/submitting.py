@@ -154,7 +154,7 @@ class Submitter:
     ) -> Accepted:
         """Put a request on its topic and wait for the broker's word.
 
-        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `on_id` is told the id
+        `traceparent` is the caller's; one that is not well-formed, or none, begins a new trace. `on_id` gets the id
         before the record is sent. `keep` stores what came with the request, before the record is sent and only if it
         is sent; what it raises refuses the request.
         Raises Unauthenticated when the key was revoked meanwhile, TenantLimit, Overloaded, BrokerUnavailable, TooLarge,
@@ -264,7 +264,7 @@ class Submitter:
         former = self._unconfirmed.take(by, content_hash(request)) if self._unconfirmed else None
         found = None if former is None else self._view.find((request.tenant, former))
         if found is not None and (found.erased or (found.done and found.status_name != "completed")):
-            former = found = None  # it ended otherwise than whoever asks again wants
+            former = found = None  # it ended otherwise than a repeat wants
         if former is not None:
             request = dataclasses.replace(request, request_id=former)
         on_id(request.request_id)
@@ -344,7 +344,7 @@ class Submitter:
             if not future.done():
                 given_up = BrokerUnavailable("the first request with this Idempotency-Key was given up; try again")
                 future.set_exception(given_up if isinstance(error, asyncio.CancelledError) else error)
-                future.exception()  # nobody else may be waiting: it was told
+                future.exception()  # nobody else may be waiting: it was raised
             raise
         finally:
             del self._same_key[request_id]
@@ -421,7 +421,7 @@ class Submitter:
                     return standing
             self._allowances.current(checked.caller)  # the key may have been revoked during a wait
             key = (request.tenant, request.request_id)
-            if request.stream:  # before its first piece can come: whoever sent it here comes here for it, as a rule
+            if request.stream:  # before its first piece can come: its sender comes here for it, as a rule
                 self._view.streams.expect(key)
             try:
                 delivery = await self._send(record)

@@ -19,7 +19,7 @@ from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.errors import InvalidRequest, NotFound, Overloaded, StreamRestarted
 from penstock.schemas.topics import TopicNames
 
-MOST_UNTOLD = 50_000
+MOST_AWAITING_SNAPSHOT = 50_000
 """Maximum number of requests whose first event one subscriber has not received yet."""
 
 
@@ -28,7 +28,7 @@ class SlowConsumer(Exception):
 
 
 class Stopping(Overloaded):
-    """The gateway stops; what the subscriber follows goes on, and any gateway tells the rest."""
+    """The gateway stops; what the subscriber follows continues, and any gateway has the rest."""
 
 
 def _is_unready(frame: Frame) -> bool:
@@ -49,7 +49,7 @@ class Subscription:
         self.wanted = set[Subject]()
         """Conversations that the subscriber follows, or will once their requests are listed."""
         self._openings: deque[Iterator[Sequence[Frame]]] = deque()
-        """What is told of requests that were under way before this subscriber came, made as it is read."""
+        """What this subscriber gets of requests that were under way before it came, made as it is read."""
         self._on_news()
 
     def _on_news(self) -> None:
@@ -63,11 +63,11 @@ class Subscription:
         return self._connected
 
     def push(self, frames: Iterable[Frame]) -> None:
-        """Frames to be told before anything that is published from now on."""
+        """Frames to be sent before anything that is published from now on."""
         self.client.push_all(frames)
 
     def push_as_read(self, openings: Iterable[Sequence[Frame]]) -> None:
-        """Frames to be told whenever this subscriber has read all others: there may be more than its queue takes."""
+        """Frames to be sent when this subscriber has read all others: there may be more than its queue takes."""
         self._openings.append(iter(openings))
         self._ready.set()
 
@@ -185,17 +185,17 @@ class Subscriptions:
         entry = self._known(tenant, request_id)
         entry.check_cursor(after)
         client = subscription.client
-        client.untold.pop(request_id, None)
+        client.awaiting_snapshot.pop(request_id, None)
         self.hub.subscribe(client, ("request", tenant, request_id))
         if self._view.streams.follow(entry):
             subscription.push(self._opening(entry, after))
         else:
-            self._view.streams.when_whole(entry, client, after, self._opening)
+            self._view.streams.subscribe_after_load(entry, client, after, self._opening)
 
     def replay(self, tenant: str, request_id: str, *, resumed: bool) -> Subscription:
         """Frames of one request that the view knows, from the first piece of its text on, each piece as it was written.
 
-        So whoever counts the pieces comes to the same numbers at each gateway. `resumed`: the caller was told some of
+        So a count of the pieces gives the same numbers at each gateway. `resumed`: the caller has got some of
         the text before; if the text was begun anew since, `next_frame` raises StreamRestarted. Raises NotFound, Gone.
         """
         entry = self._known(tenant, request_id)
@@ -211,7 +211,7 @@ class Subscriptions:
         if self._view.streams.follow(entry, pieces=True):
             subscription.push(opening(entry, None))
         else:
-            self._view.streams.when_whole(entry, subscription.client, None, opening, pieces=True)
+            self._view.streams.subscribe_after_load(entry, subscription.client, None, opening, pieces=True)
         return subscription
 
     def await_outcome(self, tenant: str, request_id: str, *, resumes: bool = True) -> Subscription:
@@ -226,8 +226,10 @@ class Subscriptions:
         entry = self._known(tenant, request_id)
         self.hub.subscribe(subscription.client, ("outcome", tenant, request_id))
         if entry.lacks_outcome and not self._view.streams.follow(entry):
-            subscription.client.untold[request_id] = None
-            self._view.streams.when_whole(entry, subscription.client, None, lambda whole, _: [whole.outcome_frame()])
+            subscription.client.awaiting_snapshot[request_id] = None
+            self._view.streams.subscribe_after_load(
+                entry, subscription.client, None, lambda whole, _: [whole.outcome_frame()]
+            )
         elif entry.done:
             subscription.push([entry.outcome_frame()])
 
@@ -243,18 +245,18 @@ class Subscriptions:
         return entry
 
     def _opening(self, entry: Entry, after: Cursor | None = None) -> list[Frame]:
-        """What a new subscriber is told first, with what only the gateway can know: that nobody is there to run it."""
+        """What a new subscriber gets first, with what only the gateway can know: that no worker is there to run it."""
         frames = entry.opening(after)
         if frames and isinstance(status := frames[0], StatusFrame) and (known := self._waits_unseen(entry)):
             frames[0] = replace(status, **known, _encoded=None)
         return frames
 
     def follow_new(self, subscription: Subscription, tenant: str, request_id: str) -> None:
-        """Add a request that was just submitted. Who follows its conversation was told its beginning already."""
+        """Add a request that was just submitted. Followers of its conversation have its beginning already."""
         entry = self._view.find((tenant, request_id))
         client = subscription.client
         told = entry is not None and ("conversation", tenant, entry.conversation_id) in client.subjects
-        if entry is None or not told or request_id in client.untold:
+        if entry is None or not told or request_id in client.awaiting_snapshot:
             self.follow(subscription, tenant, request_id)
         elif not entry.done:
             self.hub.subscribe(client, ("request", tenant, request_id))
@@ -265,41 +267,47 @@ class Subscriptions:
     async def follow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         """Add all requests of a conversation: those that are under way, and those to come.
 
-        Raises InvalidRequest when more are under way than a subscriber can be told of.
+        Raises InvalidRequest when more are under way than a subscriber can get.
         """
         client, subject = subscription.client, ("conversation", tenant, conversation_id)
         subscription.wanted.add(subject)
         ids = await self._turns.ids(tenant, conversation_id)
         if subject not in subscription.wanted:
             return  # it was left meanwhile
-        turns = [one for one in ids if ("request", tenant, one) not in client.subjects and one not in client.untold]
-        if len(client.untold) + len(turns) > MOST_UNTOLD:
-            raise InvalidRequest(f"more than {MOST_UNTOLD} requests of this conversation are under way: follow some")
+        turns = [
+            one
+            for one in ids
+            if ("request", tenant, one) not in client.subjects and one not in client.awaiting_snapshot
+        ]
+        if len(client.awaiting_snapshot) + len(turns) > MOST_AWAITING_SNAPSHOT:
+            raise InvalidRequest(
+                f"more than {MOST_AWAITING_SNAPSHOT} requests of this conversation are under way: follow some"
+            )
         self.hub.subscribe(client, subject)
         if not turns:
             return
-        client.untold.update((request_id, None) for request_id in turns)
+        client.awaiting_snapshot.update((request_id, None) for request_id in turns)
         subscription.push_as_read(self._openings(subscription, tenant, turns))
 
     def _openings(self, subscription: Subscription, tenant: str, turns: Sequence[str]) -> Iterator[list[Frame]]:
-        """The beginning of each request, as it is by the time that it is told; nothing of what was told meanwhile."""
-        untold, subjects = subscription.client.untold, subscription.client.subjects
+        """The beginning of each request, as it is when it is sent; without what was sent meanwhile."""
+        awaiting_snapshot, subjects = subscription.client.awaiting_snapshot, subscription.client.subjects
         for request_id in turns:
-            if request_id not in untold:
+            if request_id not in awaiting_snapshot:
                 continue
             entry = self._view.find((tenant, request_id))
             if (
                 entry is None
                 or entry.erased
                 or subjects.isdisjoint(entry.subjects)
-                or not self._view.is_settled(entry)  # if it has not ended, it is told of once the history is known
+                or not self._view.is_settled(entry)  # if it has not ended, it is listed once the history is known
             ):
-                del untold[request_id]
+                del awaiting_snapshot[request_id]
             elif self._view.streams.follow(entry):
-                del untold[entry.request_id]
+                del awaiting_snapshot[entry.request_id]
                 yield self._opening(entry)
             else:
-                self._view.streams.when_whole(entry, subscription.client, None, self._opening)
+                self._view.streams.subscribe_after_load(entry, subscription.client, None, self._opening)
 
     def unfollow_conversation(self, subscription: Subscription, tenant: str, conversation_id: str) -> None:
         subject = ("conversation", tenant, conversation_id)
@@ -321,5 +329,5 @@ class Subscriptions:
         self.hub.drain()
 
     def stop(self) -> None:
-        """Let all go who wait or follow: their requests go on, and any gateway tells the rest."""
+        """End all waits and streams: their requests continue, and any gateway has the rest."""
         self.hub.drop_all(Gone.STOPPING)

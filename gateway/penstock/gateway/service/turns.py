@@ -62,11 +62,11 @@ class Turns:
     async def _aside(self, tenant: str, conversation_id: str, until_ms: int = NEVER_MS) -> AsyncIterator[list[Turn]]:
         """Those that are aside and were accepted until then, the oldest first."""
         known, last = self._view.known, FIRST_TURN
-        while known.some_aside:
+        while known.some_on_disk:
             page = await self._threads.lists.run_for(
                 tenant, self._view.live_turns, tenant, conversation_id, last, until_ms, READ_AT_ONCE
             )
-            yield [turn for turn in page if known.is_aside((tenant, turn.request_id))]
+            yield [turn for turn in page if known.is_on_disk((tenant, turn.request_id))]
             if len(page) < READ_AT_ONCE:
                 return
             last = page[-1]

@@ -22,7 +22,7 @@ class Unconfirmed:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._callers: OrderedDict[Hashable, _OfCaller] = OrderedDict()
-        """Whoever added last is last."""
+        """The newest addition is last."""
 
     def __bool__(self) -> bool:
         self._forget_callers()

@@ -36,7 +36,7 @@ def _line_json(depth: int, line_id: LineId, line: Line, liveness: Liveness, now_
     since_ms = line.waiting.since_ms
     unserved = line_id[2] != OTHERS and liveness.awaits_worker(task, model, pool) is not None
     reasons = {"no_worker": depth} if unserved else dict(line.reasons.most_common())
-    # What leaves such a line has expired or was cancelled: no rate tells when the others start.
+    # What leaves such a line has expired or was cancelled: no rate says when the others start.
     stands_still = bool(reasons) and reasons.keys() <= HALTS
     empty_in_s = None if stands_still else line.empty_in_s(now_ms)
     return {

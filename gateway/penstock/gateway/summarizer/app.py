@@ -1,4 +1,4 @@
-"""The composition root of `penstock summarizer`: makes the parts, sums up until told to stop, and stops in order."""
+"""The composition root of `penstock summarizer`: makes the parts, sums up until a signal, and stops in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.gateway.health_server import HealthServer
 from penstock.gateway.side_process import Over, run
-from penstock.gateway.summarizer.desk import Desk, Key, Submit
 from penstock.gateway.summarizer.following import Following
 from penstock.gateway.summarizer.metrics import SummarizerMetrics
 from penstock.gateway.summarizer.own_topics import OwnTopics
@@ -21,6 +20,7 @@ from penstock.gateway.summarizer.requests import COMPLETED, GONE, Requests
 from penstock.gateway.summarizer.settings import SummarizerSettings
 from penstock.gateway.summarizer.shared_topic import SharedTopic
 from penstock.gateway.summarizer.sources import Source
+from penstock.gateway.summarizer.summary_scheduler import Key, Submit, SummaryScheduler
 from penstock.schemas.registry import Codecs
 
 logger = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ class Summarizer:
     def __init__(self, settings: SummarizerSettings, codecs: Codecs) -> None:
         section, kafka = settings.summarizer, settings.kafka_settings()
         self._kafka, self._codec, self._data_dir = kafka, codecs.blocking, section.data_dir
-        self._desk = Desk(section.of_tenant, section.max_in_flight)
-        self._metrics = SummarizerMetrics(self._desk)
+        self._scheduler = SummaryScheduler(section.of_tenant, section.max_in_flight)
+        self._metrics = SummarizerMetrics(self._scheduler)
         self._progress = Progress(kafka, section.group_id)
         self._changed = asyncio.Event()
-        self._following = Following(kafka, codecs, self._desk, self._source, section.look_s, self._changed.set)
+        self._following = Following(kafka, codecs, self._scheduler, self._source, section.look_s, self._changed.set)
         self._requests = Requests(kafka, codecs.blocking, section, self._end)
         self._health = HealthServer(
             section.health_host,
@@ -78,7 +78,7 @@ class Summarizer:
         self._background.start(self._run(), "summarizer")
 
     async def stop(self) -> None:
-        """What is under way goes on; whoever comes next finds it in the topics."""
+        """What is under way continues; the next process finds it in the topics."""
         await self._background.cancel()
         await self._requests.close()
         await asyncio.to_thread(self._progress.close)
@@ -91,7 +91,7 @@ class Summarizer:
             while True:
                 await self._changed.wait()
                 self._changed.clear()
-                while (submit := self._desk.next()) is not None:
+                while (submit := self._scheduler.next()) is not None:
                     parts.create_task(self._sum_up(submit))
 
     async def _sum_up(self, submit: Submit) -> None:

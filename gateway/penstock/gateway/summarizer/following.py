@@ -11,8 +11,8 @@ from penstock.common import admin
 from penstock.common.reader import BatchQueue, PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.starting import Starting
-from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.gateway.summarizer.sources import REACHED, Source
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key, ReadWhole, Submit, SummaryScheduler
 from penstock.schemas.errors import DecodeError, InternalError, NotFound, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ConversationFacts, ConversationMessage
 from penstock.schemas.registry import Codecs
@@ -33,20 +33,20 @@ T = TypeVar("T")
 
 
 class Following:
-    """On one event loop. `on_change` is told when something may be due."""
+    """On one event loop. `on_change` is called when something may be due."""
 
     def __init__(
         self,
         kafka: KafkaSettings,
         codecs: Codecs,
-        desk: Desk,
+        scheduler: SummaryScheduler,
         make_source: MakeSource,
         look_s: float,
         on_change: Callable[[], None],
     ) -> None:
         self._kafka = kafka
         self._codecs = codecs
-        self._desk = desk
+        self._scheduler = scheduler
         self._look_s = look_s
         self._on_change = on_change
         self._queue = BatchQueue(asyncio.get_running_loop())
@@ -88,7 +88,7 @@ class Following:
 
     def forget(self, key: Key) -> None:
         """Its topic is gone or another one; the next look finds out."""
-        self._desk.forget(key)
+        self._scheduler.forget(key)
         self._topic_ids.pop(key, None)
         self._commits.pop(key, None)
         self.source.forget(key)
@@ -174,23 +174,23 @@ class Following:
         key = Key(*found)
         if message.headers is REACHED:
             if message.timestamp_ms == self._generations.get(key):
-                self._do(self._desk.reached(key, message.offset))
+                self._do(self._scheduler.reached(key, message.offset))
             return
         value = message.value
         told = None if value is None else self._codecs.prompt.decode(value, ConversationMessage)
-        self._do(self._desk.record(key, message.offset, told))
+        self._do(self._scheduler.record(key, message.offset, told))
 
     def _apply_facts(self, message: RawMessage) -> None:
         if message.value is None:
             if message.key is not None:
-                self._desk.set_facts(Key(*conversation_of_key(message.key.decode(errors="replace"))), None)
+                self._scheduler.set_facts(Key(*conversation_of_key(message.key.decode(errors="replace"))), None)
             return
         facts = self._codecs.prompt.decode(message.value, ConversationFacts)
-        self._desk.set_facts(Key(facts.tenant, facts.conversation_id), facts)
+        self._scheduler.set_facts(Key(facts.tenant, facts.conversation_id), facts)
 
     def ended(self, submit: Submit, end: int, *, failed: bool) -> None:
-        """As `Desk.ended`."""
-        self._do(self._desk.ended(submit, end, failed=failed))
+        """As `SummaryScheduler.ended`."""
+        self._do(self._scheduler.ended(submit, end, failed=failed))
 
     def _do(self, effect: Commit | ReadWhole | None) -> None:
         if isinstance(effect, Commit):
@@ -203,7 +203,7 @@ class Following:
             await asyncio.sleep(UNREAD_S)
             if (failure := self._reader.failure or self.source.failure) is not None:
                 raise InternalError(f"conversations cannot be read any more: {failure!r}")
-            if unread := {key: self._generations[key] for key in self._desk.unread}:
+            if unread := {key: self._generations[key] for key in self._scheduler.unread}:
                 self.source.mark(unread)
 
     # -- which topics there are
@@ -216,23 +216,23 @@ class Following:
     async def _look(self) -> None:
         """Begin to follow what is to be, and forget what is gone, or to be followed no more."""
         there = await asyncio.to_thread(self.source.there)
-        wanted = {key for key in there if self._desk.wants(key)}
-        for key in (self._desk.followed.keys() - wanted) | await self._replaced():
+        wanted = {key for key in there if self._scheduler.wants(key)}
+        for key in (self._scheduler.followed.keys() - wanted) | await self._replaced():
             self.forget(key)
-        new = sorted(wanted - self._desk.followed.keys())
+        new = sorted(wanted - self._scheduler.followed.keys())
         for start in range(0, len(new), BEGUN_AT_ONCE):
             await self._begin(new[start : start + BEGUN_AT_ONCE])
 
     async def _replaced(self) -> set[Key]:
         """Of the conversations whose turn it is to be looked at those that are another one by now, or gone.
 
-        One that is begun anew between two looks, with as many records as the former one, tells nothing of it.
+        One that is begun anew between two looks, with as many records as the former one, says nothing of it.
         """
         if not self._to_compare:
-            self._to_compare = list(self._desk.followed)
+            self._to_compare = list(self._scheduler.followed)
         some, self._to_compare = self._to_compare[:COMPARED_AT_ONCE], self._to_compare[COMPARED_AT_ONCE:]
         ids = await asyncio.to_thread(self.source.ids, some) if some else {}
-        return {key for key in some if key in self._desk.followed and ids.get(key) != self._topic_ids[key]}
+        return {key for key in some if key in self._scheduler.followed and ids.get(key) != self._topic_ids[key]}
 
     async def _begin(self, keys: Sequence[Key]) -> None:
         """Those that cannot be asked about are left to the next look. Raises BrokerUnavailable if none can."""
@@ -254,7 +254,7 @@ class Following:
         for key, place in places.items():
             self._topic_ids[key] = place.topic_id
             self._generations[key] = self._generations.get(key, 0) + 1
-            self._desk.follow(key, place.topic_id, place.committed, place.end)
+            self._scheduler.follow(key, place.topic_id, place.committed, place.end)
         self.source.begin({key: max(place.begin, place.committed.offset) for key, place in places.items()})
 
     # -- after something was erased
@@ -275,7 +275,7 @@ class Following:
     async def _read_whole(self, key: Key) -> bool:
         """Whether it must be read again. Raises BrokerUnavailable, RegistryUnavailable."""
         generation = self._generations.get(key)
-        if key not in self._desk.followed:
+        if key not in self._scheduler.followed:
             return False
         try:
             found, end = await asyncio.to_thread(self.source.standing, key, self._topic_ids[key])
@@ -284,7 +284,7 @@ class Following:
             return False
         if generation != self._generations.get(key):
             return False
-        effect = self._desk.read_whole(key, ((turn.offset, turn.message) for turn in found), end)
+        effect = self._scheduler.read_whole(key, ((turn.offset, turn.message) for turn in found), end)
         if isinstance(effect, Commit):
             self._do(effect)
         return isinstance(effect, ReadWhole)

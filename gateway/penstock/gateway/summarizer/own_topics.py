@@ -9,9 +9,9 @@ from penstock.common import admin
 from penstock.common.conversations import Turn, read_conversation, standing
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.summarizer.desk import Commit, Key
 from penstock.gateway.summarizer.progress import Progress
 from penstock.gateway.summarizer.sources import REACHED, Place
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import NotFound
 from penstock.schemas.topics import TP
@@ -20,7 +20,7 @@ WHOLE_S = 30.0
 
 
 class OwnTopics:
-    """A `Source`. `reader` tells `put` of what it reads."""
+    """A `Source`. `reader` passes what it reads to `put`."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from penstock.common.group_names import group_name
 from penstock.common.group_positions import GroupPositions, Kept
 from penstock.common.reader import make_consumer
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.summarizer.desk import Commit, Key
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key
 
 TIMEOUT_S = 10.0
 GROUP = "penstock-summarizer"

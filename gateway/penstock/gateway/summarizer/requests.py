@@ -11,8 +11,8 @@ from contextlib import aclosing
 
 from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.summarizer.desk import Key, Submit
 from penstock.gateway.summarizer.settings import SummarizerSection
+from penstock.gateway.summarizer.summary_scheduler import Key, Submit
 from penstock.producers import AsyncClient, Result
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (

@@ -12,8 +12,8 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.shards.addresses import Address, address_of, id_of, split_key
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.shards.shard_file import Row
-from penstock.gateway.summarizer.desk import Commit, Key
 from penstock.gateway.summarizer.sources import REACHED, Place
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import NotFound
 
@@ -95,7 +95,7 @@ class SharedTopic:
                 self._put(rows)
 
     def _mark(self, unread: Mapping[Key, int]) -> None:
-        """Of what is followed all was told that stands in the file now."""
+        """All that stands in the file now has been delivered for what is followed."""
         marks: list[RawMessage] = []
         for key, number in unread.items():
             address, topic = self._address(key), self._names.conversation(*key)

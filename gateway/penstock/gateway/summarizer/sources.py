@@ -8,10 +8,10 @@ from typing import Protocol
 
 from penstock.common.conversations import Turn
 from penstock.common.reader import Headers
-from penstock.gateway.summarizer.desk import Commit, Key
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key
 
 REACHED: Headers = (("reached", None),)
-"""Marks what is no record: its offset tells where the reader stands, behind all batches before it."""
+"""Marks what is no record: its offset is the reader's position, behind all batches before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Source(Protocol):
         ...
 
     def ids(self, keys: Sequence[Key]) -> dict[Key, str]:
-        """What tells a conversation from another one of its name, of those that exist."""
+        """What distinguishes a conversation from another one of its name, of those that exist."""
         ...
 
     def places(self, keys: Sequence[Key]) -> dict[Key, Place]:

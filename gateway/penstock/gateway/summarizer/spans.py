@@ -1,4 +1,4 @@
-"""What of one conversation no summary tells yet, and up to where the next one is to tell. Pure.
+"""What of one conversation no summary covers yet, and how far the next one is to go. Pure.
 
 A span is a number of whole turns behind the last summary. It is due when `RECENT_TURNS` more have begun behind it:
 those stand in prompts as they are. Where it ends depends on the log and the policy alone, not on when somebody looks,
@@ -33,9 +33,9 @@ class Spans:
 
     def __init__(self, covered: int = -1) -> None:
         self.covered = covered
-        """The offset up to which the newest summary tells."""
+        """The offset up to which the newest summary covers the conversation."""
         self.base = -1
-        """The offset of the first summary that tells up to there; -1 while none was seen."""
+        """The offset of the first summary that covers up to there; -1 while none was seen."""
         self._offsets = array("q")
         """Of the messages behind `covered`; of each its role (`_ROLES`) and its tokens stand in the next two."""
         self._roles = array("b")

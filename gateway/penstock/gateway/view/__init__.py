@@ -1,1 +1,1 @@
-"""What the topics say: followed, folded in memory, written behind to a file, told to subscribers. No HTTP."""
+"""What the topics say: followed, folded in memory, written behind to a file, published to subscribers. No HTTP."""

@@ -33,7 +33,7 @@ class BackfillCounts:
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are to be counted as this."""
-        # Those that wait differ by their age alone, which is told to the second.
+        # Those that wait differ by their age alone, which is given to the second.
         key = tenant, state, accepted_ms if state.started_ms else accepted_ms // AGES_MS
         since = self._counts.setdefault(key, [accepted_ms, 0])
         since[:] = min(since[0], accepted_ms), since[1] + count
@@ -52,7 +52,7 @@ class BackfillCounts:
             self.add(entry.tenant, *entry.counted, -1)
             entry.counted = None
 
-    def put_aside(self, entry: Entry) -> None:
+    def evict_to_disk(self, entry: Entry) -> None:
         entry.counted = None
 
     def recall(self, entry: Entry) -> None:

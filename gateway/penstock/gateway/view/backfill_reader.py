@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 FOLDED_AT_ONCE = 10
 """Records that are folded before what is served has its turn on the loop, for as long: some 0.2 ms."""
-PUT_ASIDE = 50
+EVICTED_AT_ONCE = 50
 CLOSE_RECORDS = 500
 """So near to the follower it is waited for what is missing, and what the follower leaves out is kept meanwhile."""
 WAIT_S = 60.0
@@ -115,7 +115,7 @@ class BackfillReader:
                 began = time.monotonic()
                 await self._folding.fold(piece)
                 self._ends.wake()
-                self._view.put_aside(PUT_ASIDE)
+                self._view.evict_to_disk(EVICTED_AT_ONCE)
                 await asyncio.sleep(time.monotonic() - began)
 
     async def _reach_the_follower(self) -> None:

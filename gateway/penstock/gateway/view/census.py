@@ -73,7 +73,7 @@ class Wait:
 class Census:
     """Counts of live requests.
 
-    Tell it of each change by `count`, and of each end by `forget`. `put_aside` and `recall` say whose entry is in
+    Tell it of each change by `count`, and of each end by `forget`. `evict_to_disk` and `recall` say whose entry is in
     memory; they change no count.
     """
 
@@ -137,7 +137,7 @@ class Census:
         for klass, kind in self._kinds:
             same = [one for name in CLASSES if (one := self._kinds.get((name, kind))) is not None]
             if same[0] is not self._kinds[klass, kind]:
-                continue  # told with the first of its classes
+                continue  # reported with the first of its classes
             due = [(count, one.since_ms) for one in same if (count := one.due(now_ms))]
             if due:
                 task, model, pool = kind
@@ -172,7 +172,7 @@ class Census:
         if entry.counted is not None:
             self.add(entry.tenant, *entry.counted, -1)
             self._moved(entry, entry.counted[0], None)
-            self.put_aside(entry)
+            self.evict_to_disk(entry)
 
     def _moved(self, entry: Entry, before: Counted | None, now: Counted | None) -> None:
         """Count that it left a line, or came to one."""
@@ -203,7 +203,7 @@ class Census:
         if started_ms:
             add_to(self._begun, (klass, from_ms or accepted_ms, started_ms), count)
 
-    def put_aside(self, entry: Entry) -> None:
+    def evict_to_disk(self, entry: Entry) -> None:
         """The entry is not in memory any more."""
         entry.counted = None
         if entry.listed and entry.conversation_id is not None:

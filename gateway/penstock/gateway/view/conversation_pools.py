@@ -11,7 +11,7 @@ REMEMBERED = 100_000
 
 
 class ConversationPools:
-    """Told of each request; the oldest of what it was told is forgotten first."""
+    """Notes each request; the oldest note is forgotten first."""
 
     def __init__(self, a_turn: Callable[[str, str], Entry | None]) -> None:
         """`a_turn`: a live request of a conversation, if there is one."""

@@ -1,4 +1,4 @@
-"""How far the view is from the ends of its partitions: who waits for one is told, and what stands still is noticed."""
+"""The distance of the view from the ends of its partitions: waits for an end, and partitions that stand still."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ends:
         self.lag: dict[str, int] = {}
         """By topic, the records that the view had not read at the last look; topics that it had read are left out."""
         self._short: tuple[TP, float, float] | None = None
-        """A partition of which the broker told an end that the view has read beyond: since when, and last."""
+        """A partition whose end, as the broker reported it, lies before the view's position: since when, and last."""
 
     def wake(self) -> None:
         """Tell who waits for what the view has reached."""

@@ -26,7 +26,7 @@ from penstock.schemas.topics import partition_for
 
 
 class Entry(RequestState):
-    """The state of a request, and what of it is told to whom."""
+    """The state of a request, and which parts of it its readers get."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Entry(RequestState):
     def on_status(self, event: StatusEvent, *, listened: bool = True) -> list[Frame]:
         """Frames that follow from an event of the status topic, if anybody listens.
 
-        The end is told by the result topic alone.
+        The result topic alone says how it ended.
         """
         if event.done or self.done or (event.epoch, event.attempt) < (self.fold.epoch, self.fold.attempt):
             return []
@@ -64,7 +64,7 @@ class Entry(RequestState):
         return [*([] if same else [self.status_frame()]), *(self._progress() if moved else [])]
 
     def frames_of(self, step: FoldStep, told: Cursor | None = None) -> list[Frame]:
-        """The frames that follow from what `on_result` has just said; `told`: what readers know, if not all before."""
+        """The frames that follow from what `on_result` said; `told`: what readers have got, if not all before."""
         if step is IGNORED:
             return []
         if isinstance(step, Chunk):
@@ -81,7 +81,7 @@ class Entry(RequestState):
         return [*(self._rest() if told is None else self._ending_after(told)), self.result_frame()]
 
     def opening(self, after: Cursor | None) -> list[Frame]:
-        """What a new subscriber is told first: from the beginning, or from behind its cursor."""
+        """What a new subscriber gets first: from the beginning, or from behind its cursor."""
         if self.done:
             return [*self._ending_after(after), self.result_frame()]
         # The text comes behind the status: who has only that must come back to where it was.
@@ -103,7 +103,7 @@ class Entry(RequestState):
         return [*told, self.result_frame()] if self.done else [self.status_frame(), *told]
 
     def text_after(self, told: Cursor) -> list[Frame]:
-        """The text that readers are owed who were told so much of it."""
+        """The rest of the text for readers that have got so much of it."""
         return self._text_after(told, self.fold.text)
 
     def _ending_after(self, after: Cursor | None) -> list[Frame]:
@@ -162,7 +162,7 @@ class Entry(RequestState):
         fold = self.fold
         at = offset if offset is not None else (fold.offset if fold.offset is not None else -1)
         if self.done and offset is None:
-            at = self.terminal_offset - 1  # the outcome itself is still to be told
+            at = self.terminal_offset - 1  # the outcome itself is still to be sent
         return encode_cursor(
             Cursor(
                 partition=self.place,

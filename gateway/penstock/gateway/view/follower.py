@@ -45,7 +45,7 @@ READ_FIRST = 10_000
 the view serves."""
 FOLDED_WITH_LOOKS = 25
 """Records that are folded at once while each may need a look into the view's file."""
-PUT_ASIDE = 200
+EVICTED_AT_ONCE = 200
 """Live requests that are looked at in one go, whether they may be left to the file: that takes 0.2 ms."""
 MARK_S = 3.0
 """So long a stop waits until a file whose history was just read says so."""
@@ -87,9 +87,9 @@ class Follower:
         conversations: ListConversations | None = None,
         snapshots: Snapshots | None = None,
     ) -> None:
-        """`on_caught_up` is told once, before this is ready.
+        """`on_caught_up` is called once, before this is ready.
 
-        `on_failure` is told once when following has ended for good, which only a new process mends. `conversations`
+        `on_failure` is called once when following has ended for good, which only a new process mends. `conversations`
         lists them where they have no topics of their own.
         """
         self._settings = settings
@@ -216,14 +216,14 @@ class Follower:
     async def _follow(self) -> None:
         while True:
             batch = await self._queue.get()
-            for piece in folds(batch, FOLDED_WITH_LOOKS if self._view.known.some_aside else FOLDED_AT_ONCE):
+            for piece in folds(batch, FOLDED_WITH_LOOKS if self._view.known.some_on_disk else FOLDED_AT_ONCE):
                 await self._folding.fold(piece)
                 self._ends.wake()
                 if self._view.known.unwritten.is_due:
                     self._view.flush()
                 while self._view.known.unwritten.is_full and not self._view.flush():
                     await asyncio.sleep(0.02)  # the disk is behind: read no further until it has caught up
-                self._view.put_aside(PUT_ASIDE)
+                self._view.evict_to_disk(EVICTED_AT_ONCE)
                 # Batches that wait already would come without a pause, and readers' queues would run over.
                 await asyncio.sleep(0)
 
@@ -235,7 +235,7 @@ class Follower:
                 logger.info("follower.catching_up state=%r", text)
                 log_at_s = time.monotonic() + LOG_PROGRESS_S
             self._view.flush()
-            self._view.put_aside(PUT_ASIDE)
+            self._view.evict_to_disk(EVICTED_AT_ONCE)
             for reader in (self._reader, self._backfill):
                 if reader is not None and reader.failure is not None:
                     self._fail(f"reading the topics failed: {reader.failure}")

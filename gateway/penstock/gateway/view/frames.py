@@ -1,4 +1,4 @@
-"""Frames: what a subscriber is told, for SSE, WebSocket and the OpenAI routes. Encoded once, however many read."""
+"""Frames: what subscribers get, over SSE, WebSocket and the OpenAI routes. Each is encoded once for all of them."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class SnapshotFrame(Frame):
 
 @dataclass(kw_only=True, slots=True)
 class FailureFrame(Frame):
-    """Why nothing can be told of this request now."""
+    """Why nothing can be said of this request now."""
 
     type: ClassVar[str] = "error"
 

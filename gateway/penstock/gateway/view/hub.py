@@ -1,4 +1,4 @@
-"""The hub: frames to whoever subscribed, one bounded queue per client; one that does not read is let go.
+"""The hub: frames for subscribers, one bounded queue per client. A client that does not read is dropped.
 
 A plain object without I/O. `wake` is called when a client has something new; how it waits is its own business.
 """
@@ -30,7 +30,7 @@ class Gone(StrEnum):
 class Client:
     """One reader with its queue, subscribed to any number of subjects."""
 
-    __slots__ = ("_hub", "_wake", "frames", "gone", "limit", "resumes", "subjects", "untold")
+    __slots__ = ("_hub", "_wake", "awaiting_snapshot", "frames", "gone", "limit", "resumes", "subjects")
 
     def __init__(self, hub: Hub, limit: int, wake: Callable[[], None], *, resumes: bool) -> None:
         self._hub = hub
@@ -40,14 +40,14 @@ class Client:
         self.frames: deque[Frame] = deque()
         self.subjects: set[Subject] = set()
         self.gone: Gone | None = None
-        self.untold: dict[str, object] = {}
-        """Requests whose beginning this client is still to be told, and from where: until then nothing else of them."""
+        self.awaiting_snapshot: dict[str, object] = {}
+        """Requests whose beginning this client is still to get, and from where: it gets nothing else of them before."""
 
     def push(self, frame: Frame) -> bool:
         """Queue a frame; False (and gone) when the queue is full."""
         if self.gone is not None:
             return False
-        if self.untold and frame.request_id in self.untold:
+        if self.awaiting_snapshot and frame.request_id in self.awaiting_snapshot:
             return True
         if len(self.frames) >= self.limit:
             self._hub.drop(self, Gone.SLOW)
@@ -109,7 +109,7 @@ class Hub:
             client.push(frame)
 
     def publish_once(self, subjects: Iterable[Subject], frames: Sequence[Frame]) -> None:
-        """Queue frames for whoever listens to any of the subjects, once for each client."""
+        """Queue frames for the clients that listen to any of the subjects, once for each client."""
         listening = [clients for subject in subjects if (clients := self._clients.get(subject))]
         if not listening:
             return

@@ -26,10 +26,10 @@ MOST_TURNS = 100
 
 
 class KnownRequests:
-    """What changes is to be told by `touch`; `census` and `tenants` count what lives, `history` all."""
+    """Call `touch` for each change; `census` and `tenants` count what lives, `history` all."""
 
     def __init__(self, store: Store, tenants: Tenants, recent_bytes: int, held_live: int) -> None:
-        """Of those that live about `held_live` stay in memory, and all that `put_aside` leaves there."""
+        """Of those that live about `held_live` stay in memory, and all that `evict_to_disk` leaves there."""
         self._store = store
         self.tenants = tenants
         self.census = Census()
@@ -89,16 +89,16 @@ class KnownRequests:
         """The entry, if it had news lately, ended lately, or is not written yet."""
         return self._live.get(key) or self._recent.get(key) or self.unwritten.get(key)
 
-    def of_late(self, key: Key) -> Entry | None:
+    def find_recent(self, key: Key) -> Entry | None:
         """The entry, if it is live or ended lately."""
         return self._live.get(key) or self._recent.get(key) or (self.find(key) if self._aside else None)
 
     @property
-    def some_aside(self) -> bool:
+    def some_on_disk(self) -> bool:
         """Whether news may cost a look into the file."""
         return self._aside > 0
 
-    def is_aside(self, key: Key) -> bool:
+    def is_on_disk(self, key: Key) -> bool:
         """Whether a request that the file has as live is so, and not in memory."""
         return self.in_memory(key) is None and key not in self._going
 
@@ -123,7 +123,7 @@ class KnownRequests:
             return None
         some = self._store.live_turns(tenant, conversation_id, FIRST_TURN, NEVER_MS, MOST_TURNS)
         keys = ((tenant, turn.request_id) for turn in some)
-        return next((self.find(key) for key in keys if self.is_aside(key)), None)
+        return next((self.find(key) for key in keys if self.is_on_disk(key)), None)
 
     def is_live(self, key: Key) -> bool:
         """Whether it is live and in memory."""
@@ -171,7 +171,7 @@ class KnownRequests:
         if self._recent.get(entry.key) is entry or self.in_memory(entry.key) is None:
             self._recent.add(entry)
 
-    def put_aside(self, is_followed: Callable[[Entry], bool], most: int) -> None:
+    def evict_to_disk(self, is_followed: Callable[[Entry], bool], most: int) -> None:
         """Leave some of those that wait to the file, if more than enough are in memory. At most so many are looked at.
 
         What runs stays, and what `is_followed`.
@@ -183,7 +183,7 @@ class KnownRequests:
             del self._live[key]
             stays = (entry.tenant, entry.conversation_id) in self._staying or is_followed(entry)
             if entry.waits and entry.counted is not None and not stays:
-                self._counts(entry).put_aside(entry)
+                self._counts(entry).evict_to_disk(entry)
                 self._aside += 1
             else:
                 self._live[key] = entry
@@ -221,7 +221,7 @@ class KnownRequests:
         if not other.erased_unread:
             self.history.forget(other)
             if not since.erased:
-                counts.put_aside(other)
+                counts.evict_to_disk(other)
         if not counts.closed:
             self._live[counts.key] = counts
             self._outstanding(counts, 1)

@@ -29,7 +29,7 @@ PATIENCE_S = 10.0
 """So long a caller waits for the broker."""
 REGISTRY_RETRY_S = 0.1
 MOST_WANTED = 10_000
-"""Outcomes that are asked for at once; while the broker is away, those of whoever has gone count too."""
+"""Outcomes that are asked for at once; while the broker is away, those of clients that left count too."""
 
 
 class Outcomes:

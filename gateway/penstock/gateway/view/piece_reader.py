@@ -92,7 +92,7 @@ class PieceReader:
             self._reading.discard(task)
 
     def _without_culprit(self, chosen: Sequence[Wanted]) -> Sequence[Wanted]:
-        """Who is to be tried again: one that fails by itself is told by its outcome."""
+        """Requests to be tried again: for one that fails by itself the outcome says so."""
         if len(chosen) > 1:
             return chosen
         self._streams.filled(chosen[0], fold_of(chosen[0]))

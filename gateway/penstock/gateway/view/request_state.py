@@ -174,7 +174,7 @@ class RequestState:
 
     @property
     def lacks_outcome(self) -> bool:
-        """Whether its outcome must be read before anybody can be told of it."""
+        """Whether its outcome must be read before anybody can get it."""
         return self.done and self.fold.terminal is None
 
     @property
@@ -185,7 +185,7 @@ class RequestState:
 
     @property
     def lacks_pieces(self) -> bool:
-        """Whether it has ended, and the pieces in which its text was told can be read again."""
+        """Whether it has ended, and the pieces of its text can be read again."""
         return self.done and self.stream and self.passed_over and self.pieces_from >= 0
 
     @property
@@ -241,7 +241,7 @@ class RequestState:
 
     @property
     def erased_unread(self) -> bool:
-        """Whether it was erased before any record of its own was read. Its outcome is still told."""
+        """Whether it was erased before any record of its own was read. Its outcome is still published."""
         return self.blanked and not self.accepted_ms and not self.finished_ms
 
     @property
@@ -267,7 +267,7 @@ class RequestState:
         facts = next((facts for where, facts in self.others if where == place), None)
         if facts is None or known is None or not self.content or same_origin(known, origin):
             return False
-        self.put_aside(self)
+        self.evict_to_disk(self)
         metadata = self.metadata
         for name, value in zip(_OF_RECORD, facts, strict=False):  # files of earlier releases have fewer
             setattr(self, name, value)
@@ -277,7 +277,7 @@ class RequestState:
             self.priority = self.changed_priority
         return True
 
-    def put_aside(self, read: RequestState) -> None:
+    def evict_to_disk(self, read: RequestState) -> None:
         """Keep the facts of a record that was read."""
         if read.origin is None or not read.content or len(self.others) >= MOST_OTHERS:
             return
@@ -290,10 +290,10 @@ class RequestState:
         if origin is not None and not self.counts(origin):
             other = RequestState(self.tenant, self.request_id, self.partition)
             other.on_request(request, origin)
-            self.put_aside(other)
+            self.evict_to_disk(other)
             return
         if self.origin is not None and origin is not None and not same_origin(origin, self.origin):
-            self.put_aside(self)
+            self.evict_to_disk(self)
             event = self.terminal or self.status
             if not self.lacks_outcome:
                 self.model = None if event is None else event.model
@@ -374,7 +374,7 @@ class RequestState:
         self.partition = partition
 
     def forget_text(self) -> None:
-        """The outcome is told and holds the text, or refers to it: the pieces are not needed any more."""
+        """The outcome was sent and holds the text, or refers to it: the pieces are not needed any more."""
         fold = self.fold
         if fold.text_length:
             self.passed_over = True

@@ -1,4 +1,4 @@
-"""Which records a view is told of: what tells it nothing is passed over, undecoded. On the reader's thread.
+"""Which records a view gets: those that change nothing are passed over, undecoded. On the reader's thread.
 
 These are the statuses of requests that have ended, and the pieces of streams that nobody follows here. Of the pieces of
 one (epoch, attempt) of a request only the first changes what a view knows: older ones are not heard from then on. So
@@ -21,19 +21,19 @@ from penstock.schemas.records import ResultEvent, StatusEvent
 from penstock.schemas.topics import TP, TopicNames
 
 MAX_STREAMS = 200_000
-"""Streams whose first bytes are remembered. Of one that was forgotten the view is told a piece once more."""
+"""Streams whose first bytes are remembered. Of one that was forgotten the view gets a piece once more."""
 
 
-ALONE: Headers = (("", None),)
-"""Marks a first piece that was told while nobody followed its stream."""
+UNFOLLOWED_STREAM: Headers = (("", None),)
+"""Marks a first piece that was delivered while nobody followed its stream."""
 
 
 class Fate(Enum):
     """What becomes of a record of the result topic."""
 
-    TOLD = auto()
-    ALONE = auto()
-    """Told, as the first piece of a stream that nobody follows: those behind it may be passed over."""
+    DELIVERED = auto()
+    FIRST_OF_UNFOLLOWED_STREAM = auto()
+    """Delivered, as the first piece of a stream that nobody follows: those behind it may be passed over."""
     PASSED_OVER = auto()
 
 
@@ -50,12 +50,12 @@ class StreamPieces:
     def fate(self, key: bytes | None, value: bytes | None) -> Fate:
         """What becomes of a record of the result topic."""
         if key is None or value is None:
-            return Fate.TOLD
+            return Fate.DELIVERED
         first_bytes = self._first_bytes.get(key)
         if first_bytes is not None and value.startswith(first_bytes):
-            return Fate.TOLD if key in self._followed else Fate.PASSED_OVER
+            return Fate.DELIVERED if key in self._followed else Fate.PASSED_OVER
         is_piece = self._note(key, value)
-        return Fate.ALONE if is_piece and key not in self._followed else Fate.TOLD
+        return Fate.FIRST_OF_UNFOLLOWED_STREAM if is_piece and key not in self._followed else Fate.DELIVERED
 
     def _note(self, key: bytes, value: bytes) -> bool:
         """Whether it is a piece of a stream."""
@@ -78,9 +78,9 @@ def fate_of_status(codec: Codec) -> Callable[[bytes | None, bytes | None], Fate]
 
     def fate(_: bytes | None, value: bytes | None) -> Fate:
         try:
-            return Fate.PASSED_OVER if value is not None and head(value)[0] else Fate.TOLD
+            return Fate.PASSED_OVER if value is not None and head(value)[0] else Fate.DELIVERED
         except PenstockError:
-            return Fate.TOLD
+            return Fate.DELIVERED
 
     return fate
 
@@ -98,7 +98,7 @@ class Selection:
         self._fates = {names.result: StreamPieces(codec, followed).fate, names.status: fate_of_status(codec)}
 
     def __call__(self, messages: Sequence[Message]) -> list[RawMessage]:
-        """A first piece that is told alone has `ALONE` in place of its headers.
+        """A first piece that is delivered alone has `UNFOLLOWED_STREAM` in place of its headers.
 
         The last record of a partition that is passed over comes without key and value, so that positions go on.
         """
@@ -108,15 +108,15 @@ class Selection:
             topic = message.topic() or ""
             self.read += topic not in self._uncounted
             fate_of = self._fates.get(topic)
-            fate = Fate.TOLD if fate_of is None else fate_of(message.key(), message.value())
+            fate = Fate.DELIVERED if fate_of is None else fate_of(message.key(), message.value())
             if fate is Fate.PASSED_OVER:
                 passed[topic, message.partition() or 0] = message
                 continue
             if passed:
                 passed.pop((topic, message.partition() or 0), None)
             record = raw_message(message, self._without_headers)
-            if fate is Fate.ALONE:
-                record.headers = ALONE
+            if fate is Fate.FIRST_OF_UNFOLLOWED_STREAM:
+                record.headers = UNFOLLOWED_STREAM
             selected.append(record)
         return selected + [_without_value(message) for message in passed.values()]
 

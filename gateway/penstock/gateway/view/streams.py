@@ -51,7 +51,7 @@ def place_reader(codec: Codec) -> Callable[[bytes], ResultEvent]:
 class Wanted:
     """Pieces of a stream that are to be read, from the offset `begin` on.
 
-    Up to `end`, its outcome; None: up to the offset from which on the view is told of every piece, which is for the
+    Up to `end`, its outcome; None: up to the offset from which on the view gets every piece, which is for the
     reader to find. `origin`: the record that its readers follow, if that is known.
     """
 
@@ -70,7 +70,7 @@ class Filling:
     wanted: Wanted | None
     """The pieces; None: the outcome."""
     told: Cursor
-    """How much its readers were told already; the epoch is -1 if that is nothing."""
+    """How much its readers have got; the epoch is -1 if that is nothing."""
     came_meanwhile: list[Piece] = field(default_factory=list[Piece])
     waiting: list[tuple[Client, Opening]] = field(default_factory=list[tuple[Client, Opening]])
     pieces: bool = False
@@ -94,7 +94,7 @@ class Streams:
         self.read = read
         self.load = load
         self.followed: dict[bytes, set[str]] = {}
-        """The record keys of requests whose pieces the view is told of, with the tenants that have one of that id.
+        """The record keys of requests whose pieces the view gets, with the tenants that have one of that id.
 
         The reader's thread looks into it."""
 
@@ -114,7 +114,7 @@ class Streams:
         """Hold a request's outcome, or its text from now on, whole.
 
         `pieces`: also the pieces of its text, if it has ended. False if some of it must be read first: see
-        `when_whole`.
+        `subscribe_after_load`.
         """
         if entry.key in self._filling:
             return False
@@ -130,7 +130,7 @@ class Streams:
                 self._fill(entry)
         return entry.key not in self._filling
 
-    def when_whole(
+    def subscribe_after_load(
         self,
         entry: Entry,
         client: Client,
@@ -143,7 +143,7 @@ class Streams:
 
         `pieces`: as `follow`.
         """
-        client.untold[entry.request_id] = after
+        client.awaiting_snapshot[entry.request_id] = after
         filling = self._filling[entry.key]
         filling.waiting.append((client, opening))
         filling.pieces = filling.pieces or pieces
@@ -175,7 +175,7 @@ class Streams:
         return self._filling.pop(entry.key, None)
 
     def loaded(self, entry: Entry, found: Entry | PenstockError) -> None:
-        """What became of the outcome that was asked for: the entry with it, or why it cannot be told."""
+        """What became of the outcome that was asked for: the entry with it, or why it cannot be given."""
         filling = self._filling.get(entry.key)
         if filling is None or filling.entry is not entry:
             return
@@ -264,17 +264,17 @@ class Streams:
         entry = filling.entry
         subjects = _subjects(entry)
         for client, opening in filling.waiting:
-            if client.gone is None and entry.request_id in client.untold:
-                after = cast("Cursor | None", client.untold.pop(entry.request_id))
+            if client.gone is None and entry.request_id in client.awaiting_snapshot:
+                after = cast("Cursor | None", client.awaiting_snapshot.pop(entry.request_id))
                 if not client.subjects.isdisjoint(subjects):
                     client.push_all(opening(entry, after))
 
 
 def _subjects(entry: Entry) -> list[Hashable]:
-    """Who follows one of these is told of it, or of its outcome."""
+    """Followers of one of these get its frames, or its outcome."""
     return [*entry.subjects, ("outcome", *entry.key)]
 
 
 def _nothing_of(entry: Entry) -> Cursor:
-    """Where a reader stands who was told nothing of it yet."""
+    """The position of a reader that has got nothing of it yet."""
     return Cursor(partition=entry.place, offset=-1, epoch=-1, attempt=0, text_length=0)

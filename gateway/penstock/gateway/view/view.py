@@ -1,4 +1,4 @@
-"""The view: every request on the topics folded in memory, written behind to SQLite, told to the hub at once.
+"""The view: every request on the topics folded in memory, written behind to SQLite, published to the hub at once.
 
 Not thread-safe; all calls on the event loop. `docs/decisions/0005` tells why it is built so.
 """
@@ -32,7 +32,7 @@ from penstock.gateway.view.positions import Positions
 from penstock.gateway.view.request_records import is_moved, lean_decoder, origin_of, read_request
 from penstock.gateway.view.request_state import BLANKED, NOT_KNOWN, Key
 from penstock.gateway.view.rows import restored
-from penstock.gateway.view.selecting import ALONE
+from penstock.gateway.view.selecting import UNFOLLOWED_STREAM
 from penstock.gateway.view.store import TP, Due, LivePlace, Store, Turn
 from penstock.gateway.view.streams import Streams, place_reader
 from penstock.schemas.codec import Codec, default_codec
@@ -215,7 +215,7 @@ class View:
         self._now_ms = self.census.read_ms = now_ms()
         key: Key = (request.tenant, request.request_id)
         # An id that this gateway made is known from the topics at most, not from the disk.
-        entry = self.entry(key) if is_derived_id(request.request_id) else self.known.of_late(key)
+        entry = self.entry(key) if is_derived_id(request.request_id) else self.known.find_recent(key)
         if entry is None:
             entry = self.known.begin(key, self._partitions)
         if not entry.content:
@@ -240,7 +240,7 @@ class View:
             positions.passed(tp, message.offset)
 
     def apply_backfill(self, messages: Sequence[RawMessage]) -> None:
-        """As `apply`, with what the backfill reader has read. Nobody is told of it. What was folded is left out."""
+        """As `apply`, with what the backfill reader has read: without frames, and without what was folded before."""
         backfill, now = self.backfill, now_ms()
         assert backfill is not None
         self._now_ms, backfill.folding, self._hub = now, True, self._nobody
@@ -285,7 +285,7 @@ class View:
         return self.backfill is None or entry.done or entry.erased or not self.backfill.has_entry(entry)
 
     def begin_backfill(self, backfill: Backfill) -> None:
-        """From now on `apply` leaves out what tells of requests of the past, until `end_backfill`."""
+        """From now on `apply` leaves out records about requests of the past, until `end_backfill`."""
         self.backfill = backfill
         self.known.begin_backfill(backfill)
 
@@ -308,13 +308,13 @@ class View:
             self.streams.on_end(since)
             for client in self._hub.clients(("request", *counts.key)):
                 self.streams.follow(counts)
-                self.streams.when_whole(counts, client, None, lambda whole, _: [whole.result_frame()])
+                self.streams.subscribe_after_load(counts, client, None, lambda whole, _: [whole.result_frame()])
             for client in self._hub.clients(("outcome", *counts.key)):
                 self.streams.follow(counts)
-                self.streams.when_whole(counts, client, None, lambda whole, _: [whole.outcome_frame()])
+                self.streams.subscribe_after_load(counts, client, None, lambda whole, _: [whole.outcome_frame()])
 
     def end_backfill(self) -> None:
-        """All of it was folded, up to where the follower is: who follows a conversation is told what of it runs."""
+        """All of it was folded, up to where the follower is: followers of a conversation get its running turns."""
         lines = set(self._hub.conversations())
         for line in lines:
             self.known.recall_turns(*line)
@@ -335,7 +335,7 @@ class View:
             return
         key: Key = (request.tenant, request.request_id)
         if is_moved(message):  # its first record says what was asked for
-            entry = self.known.of_late(key)
+            entry = self.known.find_recent(key)
             if entry is not None and not entry.done:
                 entry.moved_to = Place(topic=message.topic, partition=message.partition, offset=message.offset)
                 self._touch(entry)
@@ -380,7 +380,7 @@ class View:
                     if whole:
                         client.push_all(entry.opening(None))
                     else:
-                        self.streams.when_whole(entry, client, None)
+                        self.streams.subscribe_after_load(entry, client, None)
 
     def _result(self, message: RawMessage) -> None:
         record = message.value
@@ -405,7 +405,11 @@ class View:
             step = IGNORED
         elif is_piece:
             step = self.streams.on_piece(
-                entry, event, message.offset, lambda: self._decode_piece(record), alone=message.headers is ALONE
+                entry,
+                event,
+                message.offset,
+                lambda: self._decode_piece(record),
+                alone=message.headers is UNFOLLOWED_STREAM,
             )
         else:
             step = entry.on_result(event, message.offset, large, len(record))
@@ -479,11 +483,11 @@ class View:
             return  # statuses of requests that have ended
         request_id, tenant, done, _ = self._status_head(value)
         if done:
-            return  # the end is told by the result topic alone
+            return  # the result topic alone says how it ended
         key: Key = (tenant, request_id)
         entry = self.in_memory(key)
         if entry is not None and (entry.done or entry.erased):
-            return  # it tells nothing new: the outcome was heard first
+            return  # it says nothing new: the outcome was read first
         event = self.codec.decode(value, StatusEvent)
         self.decoded += 1
         if self.backfill is not None and self.backfill.leaves_out(event.origin, message):
@@ -547,7 +551,7 @@ class View:
 
     def _end_asked(self, command: ControlCommand, at_ms: int) -> None:
         """Remember it: should no worker have its record any more, gateways must know when to ask for its end."""
-        entry = self.known.of_late((command.tenant, command.request_id))
+        entry = self.known.find_recent((command.tenant, command.request_id))
         if entry is None or entry.done:
             return
         if command.kind == "end_lost":
@@ -559,7 +563,7 @@ class View:
 
     def _reprioritized(self, key: Key, priority: int, message: RawMessage) -> None:
         """It has this priority from now on, also if its record says another."""
-        entry = self.known.of_late(key)
+        entry = self.known.find_recent(key)
         if self.backfill is not None and entry is not None and entry.backfilled != self.backfill.folding:
             self.backfill.leave(message)  # to who reads the commands about it in their order
             return
@@ -575,7 +579,7 @@ class View:
             self._touch(entry)
 
     def _blank(self, entry: Entry) -> None:
-        """Blank what the caller said and was told; that there was a request stays known, for 410."""
+        """Blank what the caller sent and received; that there was a request stays known, for 410."""
         blank = Entry(entry.tenant, entry.request_id, entry.place)
         blank.task, blank.accepted_ms, blank.erased, blank.origin = entry.task, entry.accepted_ms, True, entry.origin
         blank.content, blank.noted, blank.fold.origin = BLANKED, entry.noted, entry.fold.origin
@@ -612,9 +616,9 @@ class View:
         self._positions.settled()
         return True
 
-    def put_aside(self, most: int) -> None:
-        """As `KnownRequests.put_aside`."""
-        self.known.put_aside(self._is_followed, most)
+    def evict_to_disk(self, most: int) -> None:
+        """As `KnownRequests.evict_to_disk`."""
+        self.known.evict_to_disk(self._is_followed, most)
 
     def _is_followed(self, entry: Entry) -> bool:
         return self.streams.is_read(entry) or self._hub.listened([*entry.subjects, ("outcome", *entry.key)])

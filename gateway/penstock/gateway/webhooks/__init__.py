@@ -1,1 +1,1 @@
-"""`penstock webhooks`: whoever gave a `callback_url` is called with the outcome (decisions/0059)."""
+"""`penstock webhooks`: each `callback_url` is called with the outcome (decisions/0059)."""

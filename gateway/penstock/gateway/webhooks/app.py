@@ -1,4 +1,4 @@
-"""The composition root of `penstock webhooks`: makes the parts, sends until told to stop, and stops in order."""
+"""The composition root of `penstock webhooks`: makes the parts, sends until a signal to stop, and stops in order."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class WebhookProcess:
         self._background.start(self._run(), "webhooks")
 
     async def stop(self) -> None:
-        """In this order, so that whoever takes over finds all that became of webhooks here."""
+        """In this order, so that the next owner finds all that became of webhooks here."""
         # 1. Nothing new is begun, and open calls are broken off.
         await self._background.cancel()
         await asyncio.gather(self._dispatcher.cancel(), self._statuses.cancel())
@@ -130,7 +130,7 @@ class WebhookProcess:
         logger.info("webhooks.started")
         over = {self._dispatcher.over, self._statuses.over}
         while not any(one.done() for one in over):
-            if self._erasures.failure is not None:  # whoever is erased from now on would be called
+            if self._erasures.failure is not None:  # calls would be made for what is erased from now on
                 self._over.fail(f"erasures are not followed: {self._erasures.failure!r}")
                 return
             await asyncio.wait(over, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)

@@ -120,7 +120,7 @@ class Dispatcher:
         """As the group says; those in the log were loaded too."""
         self._read_here: set[TP] = set()
         """Those of which all was taken that was read since they came. Of one that was given away, the rest is left to
-        whoever gets it, and is read again here if it comes back."""
+        its next owner, and is read again here if it comes back."""
         self._arriving: asyncio.Queue[Coroutine[Any, Any, None]] = asyncio.Queue()
         self._calls: dict[asyncio.Task[None], TP] = {}
         self._background, self._calling = BackgroundTasks(), BackgroundTasks()
@@ -152,7 +152,7 @@ class Dispatcher:
         self.waits_for = None
 
     async def cancel(self) -> None:
-        """Begin nothing more. Calls that do not end soon are broken off: whoever gets their partitions repeats them."""
+        """Begin nothing more. Calls that do not end are cancelled; the next owner of the partitions repeats them."""
         await self._background.cancel()
         if self._calls:
             await asyncio.wait(self._calls, timeout=STOP_S)

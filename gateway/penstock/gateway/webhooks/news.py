@@ -28,7 +28,7 @@ class _Partition:
     position: int = -1
     committed: int = -1
     untold: dict[int, None] = field(default_factory=dict[int, None])
-    """Offsets of statuses that are still to be told, in their order."""
+    """Offsets of statuses whose calls are due, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class StatusNews:
         self._partitions.setdefault(tp, _Partition())
 
     def revoke(self, tp: TP) -> None:
-        """Another process has it now, and tells what was not told here."""
+        """Another process has it now, and makes the calls that were not made here."""
         self._partitions.pop(tp, None)
         self._deliveries.revoke([tp])
         for waiting in (self._held, self._next):
@@ -109,7 +109,7 @@ class StatusNews:
         return [(one, self._held[key_of(one)].event) for one in self._deliveries.begin(now_ms)]
 
     def ended(self, delivery: WebhookDelivery, answer: Answer, now_ms: int, chance: float) -> str | None:
-        """A call of `begin` has ended so. What became of the status; None while it is still to be told, or nobody's."""
+        """A call of `begin` has ended. What became of the status; None while a call is due, or none was asked for."""
         if not self.holds(delivery):
             return None
         key = key_of(delivery)
@@ -129,7 +129,7 @@ class StatusNews:
         return DELIVERED if state == DELIVERED else DROPPED if state == WAITING else FAILED
 
     def holds(self, delivery: WebhookDelivery) -> bool:
-        """Whether this one is still to be told: meanwhile its request may have ended, or its partition gone."""
+        """Whether a call for this one is still due: meanwhile its request may have ended, or its partition gone."""
         held = self._held.get(key_of(delivery))
         return held is not None and held.delivery is delivery
 
@@ -183,6 +183,6 @@ class StatusNews:
         return news
 
     def _settle(self, news: _News | None) -> None:
-        """It is told, or never will be."""
+        """It was called, or never will be."""
         if news is not None and (partition := self._partitions.get(partition_of(news.delivery))) is not None:
             partition.untold.pop(news.delivery.place.offset, None)

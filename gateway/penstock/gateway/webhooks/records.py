@@ -1,4 +1,4 @@
-"""The erasures that are followed: whoever was erased is not called any more."""
+"""The erasures that are followed: for an erased request no call is made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AGAIN_S = 1.0
 
 
 class Erasures:
-    """Follows `inference.control`: `on_erased` is told each request that was erased and when, on the event loop."""
+    """Follows `inference.control`: `on_erased` gets each erased request and the time, on the event loop."""
 
     def __init__(self, kafka: KafkaSettings, codec: Codec, on_erased: Callable[[tuple[str, str], int], None]) -> None:
         self._kafka = kafka

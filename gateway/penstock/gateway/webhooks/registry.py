@@ -14,7 +14,7 @@ AGAIN_S = 1.0
 
 
 async def when_there(work: Callable[[], Awaitable[T]], waits_for: Callable[[str | None], None]) -> T:
-    """Do it. `waits_for` is told why it waits, and None when it goes on."""
+    """Do it. `waits_for` gets the reason why it waits, and None when it continues."""
     waited = False
     while True:
         try:

@@ -72,7 +72,7 @@ class ResultLog:
             partition.open.pop(key, None)
 
     def commits(self) -> dict[TP, int]:
-        """What may be committed and was not told yet."""
+        """What may be committed and was not given yet."""
         due: dict[TP, int] = {}
         for tp, partition in self._partitions.items():
             first = next(iter(partition.open.values()), None)

@@ -52,7 +52,7 @@ class Sender:
         self._names.close()
 
     async def post(self, tenant: str, url: str, headers: Sequence[Header], body: bytes) -> Answer:
-        """Never raises but CancelledError: what goes wrong is told as the answer's error."""
+        """Never raises but CancelledError: an error becomes the answer's error."""
         try:
             target = self._callbacks.target(url)  # the settings may be others than when it was submitted
             async with asyncio.timeout(self._timeout_s):

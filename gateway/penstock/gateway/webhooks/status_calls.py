@@ -77,13 +77,13 @@ class StatusCalls:
         self._consumer.start()
 
     async def cancel(self) -> None:
-        """Break off what is open: whoever gets the partitions repeats it."""
+        """Break off what is open: the next owner of the partitions repeats it."""
         await self._background.cancel()
         while not self._arriving.empty():
             self._arriving.get_nowait().close()
 
     async def leave(self) -> None:
-        """Commit what was told and leave the group."""
+        """Commit what was delivered and leave the group."""
         self._consumer.commit(self._news.commits())
         await self._consumer.stop()
 

@@ -18,10 +18,10 @@ from penstock.common.outgoing import request_record
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport
-from penstock.gateway.bridge import errands as errands_module
 from penstock.gateway.bridge import known as known_module
-from penstock.gateway.bridge.errands import Errands, StoreReads, TryAgain
+from penstock.gateway.bridge import message_handler
 from penstock.gateway.bridge.known import KNOWN_MS, Known, Sent, SentRequests, content_header, content_of, pools_of
+from penstock.gateway.bridge.message_handler import MessageHandler, StoreReads, TryAgain
 from penstock.gateway.bridge.requests import CLOCKS_MS, Requests
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.limits import Limits
@@ -328,7 +328,7 @@ async def test_a_turn_goes_to_the_pool_of_its_conversation_and_to_no_other(poole
         pooled.known.routed(made(**turn, pool="small"))
 
 
-# -- errands of messages that another bridge had before
+# -- messages that another bridge had before
 
 
 QUEUE = QueueSection(topic="jobs", tenant="team", result_topic="answers")
@@ -363,12 +363,12 @@ class Bridges:
 
     def __init__(self, topics: KnownTopics, monkeypatch: pytest.MonkeyPatch) -> None:
         self.client, self.transport, self.now_s, self.known = FakeClient(), FakeTransport(), 0, topics.known
-        monkeypatch.setattr(errands_module, "now_ms", lambda: self.now_s * 1000)
-        monkeypatch.setattr(errands_module, "time", SimpleNamespace(time=lambda: self.now_s))
+        monkeypatch.setattr(message_handler, "now_ms", lambda: self.now_s * 1000)
+        monkeypatch.setattr(message_handler, "time", SimpleNamespace(time=lambda: self.now_s))
 
-    def bridge(self) -> Errands:
+    def bridge(self) -> MessageHandler:
         requests, transport = requests_of(self.client, self.known, Allowances()), cast("AsyncTransport", self.transport)
-        return Errands(requests, transport, cast("StoreReads", None), KafkaSettings(), CODEC)
+        return MessageHandler(requests, transport, cast("StoreReads", None), KafkaSettings(), CODEC)
 
     async def live(self, times_s: Sequence[int]) -> str:
         """A life of a bridge: a try at each of these times, until one ends."""

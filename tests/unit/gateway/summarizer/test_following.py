@@ -20,13 +20,13 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.shards.shard_file import ShardFile
 from penstock.gateway.summarizer import following, progress
 from penstock.gateway.summarizer import requests as module
-from penstock.gateway.summarizer.desk import Commit, Desk, Key, Submit
 from penstock.gateway.summarizer.following import Following
 from penstock.gateway.summarizer.progress import Progress
 from penstock.gateway.summarizer.requests import MOST_IDLE, Requests
 from penstock.gateway.summarizer.settings import SummarizerSection
 from penstock.gateway.summarizer.shared_topic import SharedTopic
 from penstock.gateway.summarizer.sources import REACHED, Place
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key, Submit, SummaryScheduler
 from penstock.producers import Result
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, Forbidden
@@ -72,8 +72,8 @@ async def test_a_conversation_that_is_made_again_unseen_is_followed_from_its_beg
 ) -> None:
     monkeypatch.setattr(following, "COMPARED_AT_ONCE", at_once)
     fake_readers(monkeypatch, following, {})
-    source, desk = Source(), Desk(lambda _: SummarizePolicy(every_turns=2), most=8)
-    made = Following(KafkaSettings(), cast(Any, None), desk, cast(Any, lambda *_: source), 0.001, lambda: None)
+    source, scheduler = Source(), SummaryScheduler(lambda _: SummarizePolicy(every_turns=2), most=8)
+    made = Following(KafkaSettings(), cast(Any, None), scheduler, cast(Any, lambda *_: source), 0.001, lambda: None)
     running = asyncio.create_task(made.run())
     await wait_until_async(lambda: sorted(source.begun) == KEYS)
     source.begun.clear()

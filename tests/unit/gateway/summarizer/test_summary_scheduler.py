@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kit.records import conversation_message
-from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
 from penstock.gateway.summarizer.spans import Spans, tokens_of
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key, ReadWhole, Submit, SummaryScheduler
 from penstock.schemas.records import ConversationMessage, SummarizePolicy, Usage
 
 # -- spans: due after whole turns or tokens, four turns before the end
@@ -102,56 +102,58 @@ def standing(offsets: Iterable[int], shift: int = 0) -> list[tuple[int, Conversa
     return [(at, turn_message(at - shift)) for at in offsets]
 
 
-def tell(desk: Desk, offsets: Iterable[int], shift: int = 0) -> None:
+def tell(scheduler: SummaryScheduler, offsets: Iterable[int], shift: int = 0) -> None:
     for at, one in standing(offsets, shift):
-        assert desk.record(KEY, at, one) is None
+        assert scheduler.record(KEY, at, one) is None
 
 
-def new_desk(messages: int = 0, *, end: int | None = None, commit: Commit | None = None, most: int = 8) -> Desk:
+def new_desk(
+    messages: int = 0, *, end: int | None = None, commit: Commit | None = None, most: int = 8
+) -> SummaryScheduler:
     """A desk that follows a topic up to `end` and has read so many messages of it."""
-    desk = Desk(lambda _: EVERY_TWO, most=most)
-    desk.follow(KEY, "id", commit or Commit(KEY, 0), messages if end is None else end)
-    tell(desk, range(messages))
-    return desk
+    scheduler = SummaryScheduler(lambda _: EVERY_TWO, most=most)
+    scheduler.follow(KEY, "id", commit or Commit(KEY, 0), messages if end is None else end)
+    tell(scheduler, range(messages))
+    return scheduler
 
 
-def summed_up(messages: int) -> Desk:
+def summed_up(messages: int) -> SummaryScheduler:
     """The same, when all spans that are due were summed up."""
-    desk = new_desk(messages)
-    while (submit := desk.next()) is not None:
-        desk.ended(submit, messages, failed=False)
-    return desk
+    scheduler = new_desk(messages)
+    while (submit := scheduler.next()) is not None:
+        scheduler.ended(submit, messages, failed=False)
+    return scheduler
 
 
-def due(desk: Desk) -> int | None:
+def due(scheduler: SummaryScheduler) -> int | None:
     """Where the span ends that is due next."""
-    submit = desk.next()
+    submit = scheduler.next()
     return None if submit is None else submit.through
 
 
-def submitted(desk: Desk, through: int) -> Submit:
+def submitted(scheduler: SummaryScheduler, through: int) -> Submit:
     """The next one, which ends there."""
-    submit = desk.next()
+    submit = scheduler.next()
     assert submit is not None
     assert submit.through == through
     return submit
 
 
-def erase(desk: Desk, at: int) -> None:
+def erase(scheduler: SummaryScheduler, at: int) -> None:
     """A tombstone is read, after which the whole topic must be read."""
-    assert isinstance(desk.record(KEY, at, None), ReadWhole)
+    assert isinstance(scheduler.record(KEY, at, None), ReadWhole)
 
 
 def test_an_empty_topic_that_was_made_again_is_read_once() -> None:
-    desk = summed_up(48)
-    erase(desk, 48)
-    assert isinstance(desk.read_whole(KEY, [], 0), ReadWhole), "more may have come while it was read"
-    assert not isinstance(desk.read_whole(KEY, [], 0), ReadWhole)
+    scheduler = summed_up(48)
+    erase(scheduler, 48)
+    assert isinstance(scheduler.read_whole(KEY, [], 0), ReadWhole), "more may have come while it was read"
+    assert not isinstance(scheduler.read_whole(KEY, [], 0), ReadWhole)
 
 
 def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
-    desk = new_desk(12)
-    committed = desk.ended(submitted(desk, 3), 12, failed=True)
+    scheduler = new_desk(12)
+    committed = scheduler.ended(submitted(scheduler, 3), 12, failed=True)
     assert committed == Commit(KEY, 0, 0, 3)
     for erased in (False, True):
         later = new_desk(12, commit=committed)
@@ -164,51 +166,51 @@ def test_a_failed_span_is_not_asked_for_again_by_the_next_process() -> None:
 
 
 def test_records_that_come_while_the_whole_is_read_count() -> None:
-    desk = new_desk(12)
-    assert desk.due == 1
-    erase(desk, 12)
-    assert (desk.due, due(desk)) == (0, None)
-    desk = summed_up(8)
-    erase(desk, 8)
-    tell(desk, range(9, 13), shift=1)
+    scheduler = new_desk(12)
+    assert scheduler.due == 1
+    erase(scheduler, 12)
+    assert (scheduler.due, due(scheduler)) == (0, None)
+    scheduler = summed_up(8)
+    erase(scheduler, 8)
+    tell(scheduler, range(9, 13), shift=1)
     whole = standing(range(8))
-    assert isinstance(desk.read_whole(KEY, whole, 9), ReadWhole)
-    assert not isinstance(desk.read_whole(KEY, whole + standing(range(9, 13), shift=1), 13), ReadWhole)
-    assert due(desk) == 3
+    assert isinstance(scheduler.read_whole(KEY, whole, 9), ReadWhole)
+    assert not isinstance(scheduler.read_whole(KEY, whole + standing(range(9, 13), shift=1), 13), ReadWhole)
+    assert due(scheduler) == 3
 
 
 def test_records_that_are_read_again_after_the_whole_count_once() -> None:
-    desk = summed_up(8)
-    erase(desk, 8)
-    desk.read_whole(KEY, standing(range(8)) + standing((9, 10), shift=1), 11)
-    tell(desk, (9, 10), shift=1)
-    assert due(desk) is None, "five turns, not six"
+    scheduler = summed_up(8)
+    erase(scheduler, 8)
+    scheduler.read_whole(KEY, standing(range(8)) + standing((9, 10), shift=1), 11)
+    tell(scheduler, (9, 10), shift=1)
+    assert due(scheduler) is None, "five turns, not six"
 
 
 def test_a_summary_that_was_erased_while_no_process_ran_is_missed() -> None:
-    desk = new_desk(end=13, commit=Commit(KEY, 4))
-    tell(desk, range(4, 12))
-    assert isinstance(desk.reached(KEY, 13), ReadWhole), "the summary that ends at 3 is nowhere"
-    assert due(desk) is None, "not before that is read"
-    assert desk.read_whole(KEY, standing(range(12)), 13) == Commit(KEY, 0)
-    assert due(desk) == 3
+    scheduler = new_desk(end=13, commit=Commit(KEY, 4))
+    tell(scheduler, range(4, 12))
+    assert isinstance(scheduler.reached(KEY, 13), ReadWhole), "the summary that ends at 3 is nowhere"
+    assert due(scheduler) is None, "not before that is read"
+    assert scheduler.read_whole(KEY, standing(range(12)), 13) == Commit(KEY, 0)
+    assert due(scheduler) == 3
 
 
 def test_a_span_that_lost_messages_while_it_was_summed_up_is_due_by_itself() -> None:
-    desk = new_desk(14)
-    submit = submitted(desk, 3)
-    erase(desk, 14)
-    desk.read_whole(KEY, standing(range(2, 14)), 15)
-    assert desk.ended(submit, 15, failed=True) is None, "as a conflict"
-    assert submitted(desk, 5).request_id != submit.request_id
+    scheduler = new_desk(14)
+    submit = submitted(scheduler, 3)
+    erase(scheduler, 14)
+    scheduler.read_whole(KEY, standing(range(2, 14)), 15)
+    assert scheduler.ended(submit, 15, failed=True) is None, "as a conflict"
+    assert submitted(scheduler, 5).request_id != submit.request_id
 
 
 def test_of_two_summaries_that_end_at_one_place_the_first_is_the_base() -> None:
     ids: set[str] = set()
     for summaries in ((8,), (8, 12)):
-        desk = new_desk(8, end=20)
+        scheduler = new_desk(8, end=20)
         for at in summaries:
-            desk.record(KEY, at, conversation_message("system", request_id="s3", covers_through=3))
-        tell(desk, range(13, 21), shift=5)
-        ids.add(submitted(desk, 7).request_id)
+            scheduler.record(KEY, at, conversation_message("system", request_id="s3", covers_through=3))
+        tell(scheduler, range(13, 21), shift=5)
+        ids.add(submitted(scheduler, 7).request_id)
     assert len(ids) == 1

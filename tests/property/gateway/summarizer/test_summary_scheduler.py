@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.examples import examples
-from penstock.gateway.summarizer.desk import Commit, Desk, Key, ReadWhole, Submit
+from penstock.gateway.summarizer.summary_scheduler import Commit, Key, ReadWhole, Submit, SummaryScheduler
 from penstock.schemas.limits import RECENT_TURNS
 from penstock.schemas.records import ConversationFacts, ConversationFork, ConversationMessage, SummarizePolicy
 
@@ -96,14 +96,14 @@ class World:
 
     def begin(self) -> None:
         """A new process: it knows what is committed and what stands in the topics."""
-        self.desk = Desk(lambda _: POLICY, most=1)
+        self.scheduler = SummaryScheduler(lambda _: POLICY, most=1)
         self.at = dict[Key, int]()
         self.whole = list[Key]()
         self.waiting = list[tuple[Submit, bool]]()
         """What it follows: requests, and whether it would see an end that came before."""
         for key, topic in self.topics.items():
             self.at[key] = self.committed.get(key, Commit(key, 0)).offset
-            self.desk.follow(key, f"id-{key.tenant}", self.committed.get(key, Commit(key, 0)), topic.end)
+            self.scheduler.follow(key, f"id-{key.tenant}", self.committed.get(key, Commit(key, 0)), topic.end)
 
     def do(self, effect: Commit | ReadWhole | None) -> None:
         if isinstance(effect, Commit):
@@ -114,23 +114,23 @@ class World:
     def read_whole(self) -> None:
         if self.whole:
             key = self.whole.pop(0)
-            self.do(self.desk.read_whole(key, self.topics[key].standing(), self.topics[key].end))
+            self.do(self.scheduler.read_whole(key, self.topics[key].standing(), self.topics[key].end))
 
     def end(self, submit: Submit) -> None:
         failed = not self.outcomes[submit.request_id]
-        self.do(self.desk.ended(submit, self.topics[submit.key].end, failed=failed))
+        self.do(self.scheduler.ended(submit, self.topics[submit.key].end, failed=failed))
 
     def read(self, key: Key, most: int) -> None:
         topic = self.topics[key]
         for at, _, told in [one for one in topic.records if one[0] >= self.at[key]][:most]:
             self.at[key] = at + 1
-            self.do(self.desk.record(key, at, told))
+            self.do(self.scheduler.record(key, at, told))
         if not any(one[0] >= self.at[key] for one in topic.records):
             self.at[key] = topic.end
-            self.do(self.desk.reached(key, topic.end))
+            self.do(self.scheduler.reached(key, topic.end))
 
     def submit(self) -> None:
-        while (submit := self.desk.next()) is not None:
+        while (submit := self.scheduler.next()) is not None:
             self.waiting.append((submit, submit.maybe_sent))
             self.sent += 1
             if submit.request_id not in self.outcomes:  # workers drop the repeat of a request that they have
@@ -151,14 +151,14 @@ class World:
 
     def drain(self) -> None:
         for _ in range(500):
-            before = (dict(self.at), self.sent, len(self.outcomes), self.desk.running)
+            before = (dict(self.at), self.sent, len(self.outcomes), self.scheduler.running)
             for key in self.topics:
                 self.read(key, 1_000)
             while self.whole:
                 self.read_whole()
             self.submit()
             self.run()
-            if before == (dict(self.at), self.sent, len(self.outcomes), self.desk.running):
+            if before == (dict(self.at), self.sent, len(self.outcomes), self.scheduler.running):
                 return
         raise AssertionError("it never comes to an end")
 
@@ -245,8 +245,8 @@ def test_nothing_is_passed_over_whatever_fails_and_is_erased_unseen(steps: list[
         assert len(left) < EVERY + RECENT_TURNS
 
 
-def told(desk: Desk, key: Key, topic: Topic) -> list[Commit | ReadWhole | None]:
-    return [desk.record(key, at, one) for at, _, one in topic.records]
+def told(scheduler: SummaryScheduler, key: Key, topic: Topic) -> list[Commit | ReadWhole | None]:
+    return [scheduler.record(key, at, one) for at, _, one in topic.records]
 
 
 def test_a_fork_is_summed_up_by_the_offsets_of_the_conversation() -> None:
@@ -257,73 +257,73 @@ def test_a_fork_is_summed_up_by_the_offsets_of_the_conversation() -> None:
     fork.append("fork/1", replace(message("fork", "system", "r"), fork=first))
     for _ in range(3):
         fork.turn()
-    desk = Desk(lambda _: POLICY, most=1)
-    desk.follow(key, "id", Commit(key, 0), fork.end)
-    assert told(desk, key, fork)[0] == ReadWhole(key)
-    assert desk.next() is None
+    scheduler = SummaryScheduler(lambda _: POLICY, most=1)
+    scheduler.follow(key, "id", Commit(key, 0), fork.end)
+    assert told(scheduler, key, fork)[0] == ReadWhole(key)
+    assert scheduler.next() is None
     inherited = [one for one in parent.standing() if one[0] <= 5]
     whole = [*inherited, *((6 + at, one) for at, one in fork.standing())]
-    assert desk.read_whole(key, whole, fork.end) == Commit(key, 0, 6)
-    submit = desk.next()
+    assert scheduler.read_whole(key, whole, fork.end) == Commit(key, 0, 6)
+    submit = scheduler.next()
     assert submit is not None
     assert submit.through == 3, "in what it inherited"
     fork.append("r/summary", message("summary", "assistant", "r", 3))
-    desk.ended(submit, fork.end, failed=False)
-    assert desk.record(key, fork.end - 1, fork.records[-1][2]) == Commit(key, 0, 6)
+    scheduler.ended(submit, fork.end, failed=False)
+    assert scheduler.record(key, fork.end - 1, fork.records[-1][2]) == Commit(key, 0, 6)
     for _ in range(2):
         fork.turn()
     for at, _, one in fork.records[-4:]:
-        desk.record(key, at, one)
-    submit = desk.next()
+        scheduler.record(key, at, one)
+    submit = scheduler.next()
     assert submit is not None
     assert submit.through == 6 + 2, "the third inherited turn, and the fork's first"
     fork.append("s/summary", message("summary", "assistant", "s", 8))
-    assert desk.record(key, fork.end - 1, fork.records[-1][2]) == Commit(key, 3, 6)
-    again = Desk(lambda _: POLICY, most=1)
+    assert scheduler.record(key, fork.end - 1, fork.records[-1][2]) == Commit(key, 3, 6)
+    again = SummaryScheduler(lambda _: POLICY, most=1)
     again.follow(key, "id", Commit(key, 3, 6), fork.end)
     found = [again.record(key, at, one) for at, _, one in fork.records if at >= 3]
     assert not any(isinstance(one, ReadWhole) for one in found)
     assert again.next() is None
     fork.turn()
     fork.turn()
-    for desk_ in (desk, again):
-        desk_.ended(submit, fork.end, failed=False)
+    for scheduler_ in (scheduler, again):
+        scheduler_.ended(submit, fork.end, failed=False)
         for at, _, one in fork.records[-4:]:
-            desk_.record(key, at, one)
-    two = [one and one.request_id for one in (desk.next(), again.next())]
+            scheduler_.record(key, at, one)
+    two = [one and one.request_id for one in (scheduler.next(), again.next())]
     assert two[0] == two[1] is not None
 
 
 def test_tenants_take_turns_and_at_most_so_many_are_summed_up_at_once() -> None:
-    desk = Desk(lambda _: POLICY, most=3)
+    scheduler = SummaryScheduler(lambda _: POLICY, most=3)
     keys = [Key("a", "1"), Key("a", "2"), Key("a", "3"), Key("b", "1")]
     for key in keys:
         topic = Topic()
         for _ in range(EVERY + RECENT_TURNS):
             topic.turn()
-        desk.follow(key, "id", Commit(key, 0), topic.end)
-        told(desk, key, topic)
-    chosen = [desk.next() for _ in range(4)]
+        scheduler.follow(key, "id", Commit(key, 0), topic.end)
+        told(scheduler, key, topic)
+    chosen = [scheduler.next() for _ in range(4)]
     assert [one and one.key for one in chosen] == [Key("a", "1"), Key("b", "1"), Key("a", "2"), None]
     assert chosen[0] is not None
-    assert desk.due == 1
-    desk.ended(chosen[0], 0, failed=False)
-    again = desk.next()
+    assert scheduler.due == 1
+    scheduler.ended(chosen[0], 0, failed=False)
+    again = scheduler.next()
     assert again is not None
     assert again.key == Key("a", "3")
 
 
 def test_a_policy_of_its_own_counts_for_the_topic_that_it_was_set_for() -> None:
-    desk = Desk(lambda tenant: SummarizePolicy(every_turns=9 if tenant == "a" else None), most=1)
+    scheduler = SummaryScheduler(lambda tenant: SummarizePolicy(every_turns=9 if tenant == "a" else None), most=1)
     key = Key("a", "c")
     own = ConversationFacts(
         tenant="a", conversation_id="c", updated_at=0, topic_id="old", summarize=SummarizePolicy(every_turns=0)
     )
-    assert desk.wants(key)
-    assert not desk.wants(Key("b", "c"))
-    desk.set_facts(key, own)
-    assert desk.wants(key), "the topic that is there may be another one"
-    assert desk.policy(key, "old").every_turns == 0
-    assert desk.policy(key, "new").every_turns == 9
-    desk.set_facts(key, None)
-    assert desk.wants(key)
+    assert scheduler.wants(key)
+    assert not scheduler.wants(Key("b", "c"))
+    scheduler.set_facts(key, own)
+    assert scheduler.wants(key), "the topic that is there may be another one"
+    assert scheduler.policy(key, "old").every_turns == 0
+    assert scheduler.policy(key, "new").every_turns == 9
+    scheduler.set_facts(key, None)
+    assert scheduler.wants(key)

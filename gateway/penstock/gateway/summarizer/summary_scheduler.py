@@ -52,7 +52,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class ReadWhole:
-    """What stands in the topic is to be told by `read_whole`: records that were told may be gone."""
+    """`read_whole` must be called with what stands in the topic: records that were delivered may be gone."""
 
     key: Key
 
@@ -69,7 +69,7 @@ class _Followed:
     end: int
     """Below it stands what was in the topic when its reading began: before that is read nothing is due."""
     told: int
-    """The offset of the last record that was told."""
+    """The offset of the last record that was delivered."""
     resumed: bool
     """It is read from where a predecessor had committed, and the summary that ends there was not seen yet."""
     awaits_whole: bool = False
@@ -80,7 +80,7 @@ class _Followed:
 
 
 @dataclass(eq=False, slots=True)
-class Desk:
+class SummaryScheduler:
     """`defaults`: a tenant's policy, for conversations without their own. At most `most` are summed up at once."""
 
     defaults: Callable[[str], SummarizePolicy]
@@ -109,7 +109,7 @@ class Desk:
 
     @property
     def unread(self) -> list[Key]:
-        """Conversations of which not all was told that stood in the topic when its reading began."""
+        """Conversations of which not all records have come that stood in the topic when its reading began."""
         return [key for key, one in self._followed.items() if one.next < one.end]
 
     def policy(self, key: Key, topic_id: str | None = None) -> SummarizePolicy:
@@ -172,7 +172,7 @@ class Desk:
         return self._read_on(key, one, covered)
 
     def reached(self, key: Key, position: int) -> ReadWhole | None:
-        """No record stands below this offset that was not told."""
+        """All records below this offset have been delivered."""
         one = self._followed.get(key)
         if one is None or one.awaits_whole or one.next >= position:
             return None
@@ -193,7 +193,7 @@ class Desk:
         one.spans, one.next, one.end, one.resumed, one.awaits_whole = Spans(), end, end, False, False
         one.spans.give_up(one.failed)
         for at, message in standing:
-            if at < one.base + end:  # others are news, which are told by themselves
+            if at < one.base + end:  # others are news, which come by themselves
                 one.spans.add(at, message)
         self._look(key)
         return self._commit(key, one)

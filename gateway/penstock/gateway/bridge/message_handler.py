@@ -77,7 +77,7 @@ class StoreReads:
         return await asyncio.to_thread(work, self._store)
 
 
-class Errands:
+class MessageHandler:
     """`transport` writes answers and dead letters; `reads` fetches outputs that are artifacts."""
 
     def __init__(
@@ -260,7 +260,7 @@ class Errands:
 
 
 class _Unreadable(Exception):
-    """Nobody can be told what is wrong with it: the dead letters keep it."""
+    """Nobody can get an error for it: the dead letters keep it."""
 
     def __init__(self, cause: PenstockError) -> None:
         super().__init__(cause.message)

@@ -1,4 +1,4 @@
-"""What a socket is told of the requests that it submits itself: `accepted` goes before any news of them."""
+"""The order of frames about requests that a socket submits itself: `accepted` goes before any news of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_HELD = 256
 
 @dataclass(kw_only=True, slots=True)
 class Reply(Frame):
-    """What answers a frame of the client, in one queue with the rest: a request is accepted before it is told of."""
+    """The answer to a frame of the client, in one queue with the rest: `accepted` goes before news."""
 
     type: ClassVar[str] = "reply"
 
@@ -29,14 +29,14 @@ class Reply(Frame):
 
 
 @dataclass(kw_only=True, slots=True)
-class Told(Frame):
+class AcceptedMarker(Frame):
     """Never sent: stands in the queue behind the reply to a submit, so that news of the request may follow."""
 
     type: ClassVar[str] = "told"
 
 
-class NewsOfOwn:
-    """Holds back what a conversation tells of a request that this socket submits, until its `accepted` is sent.
+class SubmitOrdering:
+    """Holds back frames about a request that this socket submits, until its `accepted` is sent.
 
     The topic may tell of a request before the broker has answered the one who put it there.
     """
@@ -52,9 +52,9 @@ class NewsOfOwn:
     def in_order(self, frame: Frame) -> list[Frame]:
         """The frames to send now that this one was taken from the queue."""
         if isinstance(frame, Reply) or frame.request_id not in self._held:
-            return [] if isinstance(frame, Told) else [frame]
+            return [] if isinstance(frame, AcceptedMarker) else [frame]
         count, frames = self._held[frame.request_id]
-        if not isinstance(frame, Told):
+        if not isinstance(frame, AcceptedMarker):
             frames.append(frame)
             if len(frames) <= MAX_HELD:
                 return []
