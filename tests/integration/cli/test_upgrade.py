@@ -28,7 +28,8 @@ from penstock.schemas.records import ResultEvent
 from support import wait_until
 from system import System
 
-OLDER = sorted(Path(__file__).parents[2].glob("older/*.tar.xz"))
+ARCHIVES = (Path(__file__).parents[2] / "older").glob("*.tar.xz")
+OLDER = sorted(one for one in ARCHIVES if not one.name.endswith("-source.tar.xz"))
 
 
 def newest_schemas(ids: Iterable[int]) -> dict[str, tuple[int, Any]]:

@@ -160,7 +160,8 @@ class Facts:
             return None if shown is None else shown["reason"]
 
         unserved = [kind.kind for kind, _ in self.waiting_without_worker(liveness)]
-        return WaitsFor(reason=reason, reason_of=reason_of, unserved=unserved)
+        held = () if self._transactions is None else [tp for tp, _ in self._transactions.held()]
+        return WaitsFor(reason=reason, reason_of=reason_of, unserved=unserved, held=held)
 
     def requests(self, entries: Iterable[Entry]) -> list[dict[str, Any]]:
         """Requests as callers see them, judged at one moment."""

@@ -226,6 +226,8 @@ def summary(seen: Seen, found: Sequence[Found]) -> str:
     lacks = "" if seen.lacks is None else f"; {seen.lacks}"
     if found:
         return ("1 problem" if len(found) == 1 else f"{len(found)} problems") + lacks
+    if seen.liveness.live_workers == 0:
+        return f"No worker is alive; nothing waits for one{lacks}"
     waits = f"nothing waits longer than {seen.oldest_s:.1f} s" if seen.waiting else "nothing waits"
     return f"All well: {seen.ended_per_s:.1f} requests/s, {waits}{lacks}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.gateway.view.wait_counts import Kind
 from penstock.schemas.records import STATUS_RANKS
-from penstock.schemas.topics import priority_class
+from penstock.schemas.topics import TP, priority_class
 
 if TYPE_CHECKING:
     from penstock.gateway.view.entries import Entry
@@ -31,6 +31,8 @@ class WaitsFor:
     """Why a request waits, judged when the call began."""
     unserved: Collection[Kind] = ()
     """The kinds of requests that wait and that no live worker serves."""
+    held: Collection[TP] = ()
+    """Partitions that open transactions hold back."""
 
     def condition(self) -> tuple[str, Any]:
         """True of all rows of the view's file that wait for it, and perhaps of others; `counted` is a `Counted`."""
@@ -41,7 +43,9 @@ class WaitsFor:
             case "scheduled":
                 return "json_extract(counted, '$[3]') > ?", 0
             case "transaction":
-                return "status = ?", "accepted"
+                held = json.dumps([f"{topic}/{partition}" for topic, partition in self.held])
+                place = "json_extract(facts, '$[4][0]') || '/' || json_extract(facts, '$[4][1]')"
+                return f"status = 'accepted' AND {place} IN (SELECT value FROM json_each(?))", held
             case _:
                 return "json_extract(counted, '$[5]') = ?", self.reason
 

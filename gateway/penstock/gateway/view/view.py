@@ -414,8 +414,9 @@ class View:
         else:
             step = entry.on_result(event, message.offset, large, len(record))
         done = entry.done
-        if is_piece and not done and entry.pieces_from >= 0:
-            entry.first_piece_ms = entry.first_piece_ms or message.timestamp_ms
+        begins = entry.pieces_from != before[1] or not entry.first_piece_ms  # its text, perhaps anew
+        if is_piece and not done and entry.pieces_from >= 0 and begins:
+            entry.first_piece_ms = message.timestamp_ms
         filling = self.streams.on_end(entry) if done else None
         told = None if filling is None else filling.told
         if filling is not None:

@@ -91,7 +91,7 @@ const failed = (before, error) => ({...before, error: Object.assign(error, {show
 
 /** What a redrive or a purge did. Others are done at once for conversations; else they ask for what comes later. */
 function outcome({object, redriven, purged, skipped, error, remaining, count: commanded}) {
-  if (commanded === 0) return "nothing to do: it has ended, or runs already";
+  if (commanded === 0) return "nothing to do: it has ended, runs already, or has this priority";
   if (purged !== undefined) return `${times(purged, "letter")} purged`;
   if (redriven === undefined) return object?.startsWith("conversation") ? "done" : "requested";
   return [`${times(redriven, "request")} redriven`, skipped.length && `${count(skipped.length)} skipped (${skipped[0].message})`,
