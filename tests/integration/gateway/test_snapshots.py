@@ -55,6 +55,14 @@ def read(gateway: Process) -> float:
     return sum(gateway.metric("penstock_view_records_total", fate=fate) for fate in ("decoded", "passed_over"))
 
 
+def same(path: str, *gateways: Process) -> bool:
+    """Whether all say the same. The history ends at the time of the call, and ages are those of then."""
+    told = [get(one, path) for one in gateways]
+    assert {one.status_code for one in told} == {200}, told[0].text
+    bodies = [{**one.json(), "until": None, "cursor": None} for one in told]
+    return all(one == bodies[0] for one in bodies)
+
+
 def depths(gateway: Process) -> list[str]:
     return [one for one in get(gateway, "/metrics").text.splitlines() if one.startswith("penstock_queue_depth{")]
 
@@ -102,10 +110,7 @@ def test_it_knows_what_the_others_know_and_has_not_read_their_log(system: System
         "/v1/conversations/talk/items",
         "/v1/requests?conversation_id=talk&limit=1",
     ):
-        told = [get(one, path) for one in (first, second, third)]
-        assert told[0].status_code == 200, told[0].text
-        bodies = [{**one.json(), "until": None, "cursor": None} for one in told]
-        assert bodies[0] == bodies[1] == bodies[2], path
+        wait_until(lambda path=path: same(path, first, second, third), 20, path)
     assert depths(first) == depths(second) == depths(third) != []
     assert all_ids(third) == ids
 
