@@ -178,8 +178,8 @@ class Connecting:
             pause_gc()
             # Should it never catch up: what outages leave behind must be collected some day.
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, tune_gc)
-            await follower.start()
             stack.push_async_callback(follower.stop)
+            await follower.start()
             stack.push_async_callback(asyncio.to_thread, letters.stop)
             await asyncio.to_thread(letters.start)
             self._context.metrics.read_letters = letters.counts

@@ -191,3 +191,11 @@ def test_every_claim_of_a_pod_is_made(manifests: list[Manifest]) -> None:
     made = {f"{RELEASE}-{name}" for name in of_kind(manifests, "PersistentVolumeClaim")}
     claims = [one.get("persistentVolumeClaim") for pod in pods(manifests).values() for one in pod["volumes"]]
     assert {one["claimName"] for one in claims if one is not None} == made
+
+
+def test_an_update_leaves_a_new_gateway_the_time_to_read_the_snapshot(manifests: list[Manifest]) -> None:
+    waits = {name: one["spec"].get("minReadySeconds") for name, one in of_kind(manifests, "Deployment").items()}
+    assert waits.pop("gateway") == 60
+    assert {*waits.values()} == {None}
+    (gateway,) = containers(pods(manifests)["gateway"])
+    assert environment(gateway)["PENSTOCK_GATEWAY__VIEW_SNAPSHOT_S"] == "300"

@@ -43,12 +43,12 @@ def take(view: Path, target: Path, cluster: str) -> None:
         made.execute("COMMIT")
 
 
-def make_view(path: Path, cluster: str, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
+def make_view(snapshot: Path, target: Path, cluster: str, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
     """Make a snapshot the file of a view that knows the past up to its offsets. It says that it is not whole.
 
-    `begin`: from where the log would be read without it. Raises sqlite3.Error, Unusable.
+    `begin`: from where the log would be read without it. Raises sqlite3.Error, OSError, Unusable.
     """
-    with closing(_connect(path)) as made:
+    with closing(_connect(snapshot)) as made:
         if log_copies.identity(made) != view_file.identity_of(cluster):
             raise Unusable("it is of another installation or version")
         view_file.identify(made, None)
@@ -62,9 +62,10 @@ def make_view(path: Path, cluster: str, begin: Mapping[TP, int], backfill: Backf
         ((taken_ms,),) = made.execute("SELECT value FROM meta WHERE name = 'taken_ms'")
         known, live = KeyFilter(), list(live_counts(made))
         add_keys(made, known)
-    log_copies.connect(path).close()  # from now on it has a write-ahead log
+    snapshot.replace(target)
+    log_copies.connect(target).close()  # from now on it has a write-ahead log
     return Imported(
-        path=path,
+        path=target,
         taken_ms=int(taken_ms),
         offsets=offsets,
         last_number=last_number,

@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.common.threads import in_daemon_thread
 from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.change_over import Imported
-from penstock.gateway.view.snapshot_file import Unusable, make_view
+from penstock.gateway.view.snapshot_file import Unusable
 from penstock.gateway.view.snapshots import Snapshots
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view import View
@@ -54,7 +54,7 @@ class SnapshotImport:
                 logger.info("snapshot.absent: the log is read from its beginning")
                 await asyncio.to_thread(self._snapshots.drop)
                 return
-            imported = await in_daemon_thread(make_view, path, self._store.cluster, dict(backfill.offsets()), backfill)
+            imported = await in_daemon_thread(self._snapshots.make_view, path, dict(backfill.offsets()), backfill)
             await self._change_over(imported)
         except (Unusable, sqlite3.Error, OSError, PenstockError) as error:
             logger.warning("snapshot.not_used reason=%s: the log is read from its beginning", error)

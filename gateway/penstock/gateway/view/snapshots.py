@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from penstock.common import log_copies
 from penstock.common.artifacts.places import OpenPlace
 from penstock.gateway.view import snapshot_file, view_file
+from penstock.gateway.view.backfill import Backfill
+from penstock.gateway.view.change_over import Imported
 from penstock.gateway.view.gateways import is_alive
 from penstock.gateway.view.snapshot_file import Unusable
 from penstock.schemas.records import GatewayState
+from penstock.schemas.topics import TP
 
 FOLDER = ".views"
 """No tenant has this name, so that no list, sweep or route of artifacts comes to it."""
@@ -31,8 +34,8 @@ class Snapshots:
         self._place, self._cluster, self._view = place, cluster, view
         self._group = f"{FOLDER}/{_digest(cluster.partition(' ')[0])}"
         self._path = f"{self._group}/{_digest(view_file.identity_of(cluster))}.sqlite.gz"
-        self._taken = view.with_name(f"{view.name}.snapshot")
-        log_copies.remove(self._taken)  # of a process that ended while it wrote
+        self._file = view.with_name(f"{view.name}.snapshot")
+        log_copies.remove(self._file)  # of a process that was killed
 
     def written_ms(self) -> int | None:
         """When it was written; None if there is none. Raises StoreUnavailable."""
@@ -44,18 +47,18 @@ class Snapshots:
         Raises Unusable, sqlite3.Error, OSError, StoreUnavailable.
         """
         try:
-            snapshot_file.take(read, self._taken, self._cluster)
+            snapshot_file.take(read, self._file, self._cluster)
             size_bytes = 0
 
             def counted() -> Iterator[bytes]:
                 nonlocal size_bytes
-                for piece in _compressed(self._taken):
+                for piece in _compressed(self._file):
                     size_bytes += len(piece)
                     yield piece
 
             self._place.put(self._path, counted())
         finally:
-            log_copies.remove(self._taken)
+            log_copies.remove(self._file)
         return size_bytes
 
     def delete_old(self, now_ms: int) -> None:
@@ -67,16 +70,16 @@ class Snapshots:
                 self._place.delete(path)
 
     def read(self, heard: Callable[[int], None]) -> Path | None:
-        """Make it a file beside the view's; None if there is none.
+        """Store it in a file beside the view's; None if there is none.
 
         `heard` is called with each number of bytes that came; it may raise.
 
         Raises Unusable, OSError, StoreUnavailable.
         """
-        path, inflate = view_file.imported_path(self._view), zlib.decompressobj(_GZIP)
-        log_copies.remove(path)
+        inflate = zlib.decompressobj(_GZIP)
+        log_copies.remove(self._file)
         try:
-            with path.open("wb") as file:
+            with self._file.open("wb") as file:
                 for piece in self._place.pieces(self._path):
                     heard(len(piece))
                     file.write(inflate.decompress(piece))
@@ -86,11 +89,17 @@ class Snapshots:
             raise Unusable(f"it cannot be read: {error}") from error
         if not inflate.eof:
             raise Unusable("it is cut short")
-        return path
+        return self._file
+
+    def make_view(self, snapshot: Path, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
+        """As `snapshot_file.make_view`, in the place where a process looks for it that starts after this one."""
+        target = view_file.imported_path(self._view)
+        return snapshot_file.make_view(snapshot, target, self._cluster, begin, backfill)
 
     def drop(self) -> None:
-        """Remove the file that `read` made."""
-        log_copies.remove(view_file.imported_path(self._view))
+        """Remove what `read` and `make_view` made."""
+        for path in (self._file, view_file.imported_path(self._view)):
+            log_copies.remove(path)
 
 
 def turn_of(own_id: str, version: str, states: Iterable[GatewayState], now_ms: int) -> int:

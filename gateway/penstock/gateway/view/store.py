@@ -88,7 +88,7 @@ class Store:
 
     def __init__(self, path: Path, cluster: str, known: KeyFilter | None = None) -> None:
         """`known` is empty; by default it has the usual size."""
-        self.path, self.cluster = path, cluster
+        self.path, self._cluster = path, cluster
         view_file.open_or_start_anew(path, cluster)
         # Pages are read on threads; a look-up on the event loop must not wait for one.
         self._reader = self._connect()
@@ -202,7 +202,7 @@ class Store:
     def is_whole(self, whole: bool) -> None:
         """Say whether the file holds all up to its offsets; if not, the next process starts it anew. For a thread."""
         with closing(self._connect()) as connection:
-            view_file.identify(connection, self.cluster if whole else None)
+            view_file.identify(connection, self._cluster if whole else None)
 
     def prune(self, before_ms: int) -> bool:
         """Delete some rows of what has ended that were not touched since; whether there may be more.
