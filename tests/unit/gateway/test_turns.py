@@ -130,7 +130,7 @@ async def test_a_conversation_that_is_left_while_its_turns_are_listed_is_not_fol
 async def test_a_subscriber_is_refused_what_it_cannot_be_told(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriptions_module, "MOST_UNTOLD", COUNT - 1)
+    monkeypatch.setattr(subscriptions_module, "MOST_AWAITING_SNAPSHOT", COUNT - 1)
     subscription = gateway.subscriptions.open()
     with pytest.raises(InvalidRequest):
         await gateway.subscriptions.follow_conversation(subscription, *LINE)
