@@ -53,7 +53,7 @@ from penstock.processors.core.peers import Peers, Wanted
 from penstock.processors.core.requests.arrivals import Taken
 from penstock.processors.core.requests.work import Body
 from penstock.processors.kafka.intake import Intake
-from penstock.processors.kafka.told_streams import StreamSoFar
+from penstock.processors.kafka.published_streams import StreamSoFar
 from penstock.producers.events import EventFold
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, released_schema
 from penstock.schemas.records import (
@@ -152,8 +152,8 @@ def worker_continues_a_stream(codec: Codec, _: Path) -> Any:
         chunk("sec", 0, token_ids=[1, 2], first_token_index=0),
     ):
         stream.apply(TODAY.decode(codec.encode(event), type(event)))
-    assert stream.told is not None
-    return stream.told
+    assert stream.published is not None
+    return stream.published
 
 
 def worker_reads_a_conversation(codec: Codec, _: Path) -> Any:

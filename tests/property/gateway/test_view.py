@@ -46,7 +46,7 @@ REQUEST_TPS: tuple[TP, ...] = ((NAMES.request("embedding", 5), 0), (NAMES.reques
 TPS: tuple[TP, ...] = (*REQUEST_TPS, *((topic, n) for topic in (NAMES.result, NAMES.status) for n in range(PARTITIONS)))
 PLACES = ((1, 1), (1, 2), (2, 1), (3, 1))
 """(epoch, attempt) of workers; an older one that writes after a newer is a zombie."""
-HORIZON_MS = 1_000
+HORIZON_MS, ROW_AGE_MS = 1_000, 100
 RUN: dict[str, st.SearchStrategy[Any]] = {
     "key": st.sampled_from(KEYS), "origin": st.integers(0, 1), "place": st.sampled_from(PLACES)
 }  # fmt: skip
@@ -121,6 +121,7 @@ class ViewMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.now_ms = 1_000_000
         self.patch.setattr(view_module, "now_ms", lambda: self.now_ms)
+        self.patch.setattr(view_module, "ROW_AGE_MS", ROW_AGE_MS)
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-view-"))
         self.logs: dict[TP, list[Written]] = {tp: [] for tp in TPS}
         self.origins: dict[Key, list[Origin]] = {key: [] for key in KEYS}
@@ -395,7 +396,7 @@ class ViewMachine(RuleBasedStateMachine):
             self.view.known.are_gone(forgotten)
         for reading in (self.reading, self.flushed):
             for key, expected in reading.expected.items():
-                if expected.heard_ms is not None and expected.heard_ms < before:
+                if expected.heard_ms is not None and expected.heard_ms < before + ROW_AGE_MS:
                     self.forgotten.add(key)
 
     # -- what must hold

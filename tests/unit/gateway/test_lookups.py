@@ -52,7 +52,7 @@ from penstock.gateway.view.request_state import ENTRY_BYTES
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, InternalError, InvalidRequest, Overloaded
 from penstock.schemas.errors import Gone as GoneError
-from penstock.schemas.records import WAITING_REASONS, WaitingFor
+from penstock.schemas.records import WAITING_REASONS, Origin, WaitingFor
 from penstock.schemas.topics import TP
 
 
@@ -167,7 +167,9 @@ WAIT = {"short": "memory", "loads": "model_loading", "late": "scheduled", "alone
 @pytest.mark.parametrize("aside", [False, True])
 async def test_lists_are_filtered_by_what_requests_wait_for(tmp_path: Path, aside: bool) -> None:
     """Some reasons workers state, others the gateway judges: a list has what callers read in `waiting_for`."""
-    transactions: Any = Mock(holds=lambda entry: "it is held" if entry.request_id == "held" else None)
+    held = Origin(topic="t", partition=1, offset=7, append_time_ms=1)
+    transactions: Any = Mock(holds=lambda entry: "it is held" if entry.origin == held else None)
+    transactions.held.return_value = [(("t", 1), None)]
     with Gateway(tmp_path / "view.sqlite", held_live=0 if aside else 100) as gateway:
         view, at_ms = gateway.view, now_ms()
         view.fleet.workers["w"] = worker("w", model_state("m"), updated_at=at_ms)
@@ -176,7 +178,8 @@ async def test_lists_are_filtered_by_what_requests_wait_for(tmp_path: Path, asid
         for at, name in enumerate((*WAIT, "runs")):
             later = at_ms + 60_000 if name == "late" else None
             model = "lost" if name == "alone" else "m"
-            view.accepted(request(name, model=model, start_after=later, created_at=at_ms + at))
+            place = held if name == "held" else None
+            view.accepted(request(name, model=model, start_after=later, created_at=at_ms + at), place)
         for name in ("short", "loads", "alone", "late"):
             said = WaitingFor(reason=WAIT.get(name, "") if name in ("short", "loads") else "memory")
             gateway.read(STATUSES, status("queued", request_id=name, waiting_for=said))

@@ -632,11 +632,11 @@ def test_a_request_that_somebody_follows_stays_in_memory(silent: Gateway) -> Non
 def test_pieces_that_tell_nothing_by_themselves_are_a_sign_of_life(silent: Gateway) -> None:
     """What came before them was passed over. Those of an older attempt are none."""
     silent.read(RESULTS, chunk("b", 50, attempt=2), headers=UNFOLLOWED_STREAM)
-    silent.clock.ms = 40_000
+    silent.clock.ms = 30_000 + ROW_AGE_MS
     silent.read(RESULTS, chunk("zombie", 60), headers=UNFOLLOWED_STREAM)
     assert silent.entry().updated_ms == 30_000
     silent.read(RESULTS, chunk("c", 90, attempt=2), headers=UNFOLLOWED_STREAM)
-    assert silent.entry().updated_ms == 40_000
+    assert silent.entry().updated_ms == 30_000 + ROW_AGE_MS
 
 
 def counts(gateway: Gateway) -> tuple[int, ...]:
@@ -655,7 +655,7 @@ NEWS: dict[str, tuple[int, list[tuple[TP, Record]]]] = {
 """How many are live afterwards, and the records."""
 
 
-@pytest.mark.parametrize("is_aside", [False, True])
+@pytest.mark.parametrize("is_on_disk", [False, True])
 @pytest.mark.parametrize("news", NEWS)
 @pytest.mark.parametrize("when", ["first", "before", "after"])
 def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_on_disk: bool, news: str, when: str) -> None:
@@ -701,7 +701,7 @@ def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gatewa
 @pytest.mark.parametrize(
     ("kind", "field", "updated_ms"), [("cancel", "cancelled_ms", 30_000), ("end_lost", "end_asked_ms", 10_000)]
 )
-@pytest.mark.parametrize("is_aside", [False, True])
+@pytest.mark.parametrize("is_on_disk", [False, True])
 def test_a_command_is_kept_with_a_request_that_left_memory(
     silent: Gateway, kind: str, field: str, updated_ms: int, is_on_disk: bool
 ) -> None:

@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 RECENT_BYTES = 64 * 2**20
 """Memory for ended requests, so that their last readers need no disk."""
+ROW_AGE_MS = 3_600_000
+"""So old the row of a stream may be while pieces of it come. What was silent for long is forgotten by its row."""
 MOST_EARLY = 10_000
 """Commands that were read before their request and are remembered."""
 HELD_LIVE = 20_000
@@ -428,8 +430,8 @@ class View:
         if is_new or lives or self.streams.is_read(entry):
             if is_other or moved or not is_piece:
                 self._touch(entry, shown=is_other or not is_piece)
-            else:  # its row says where the pieces begin: they are read again from there
-                entry.updated_ms = self._now_ms
+            elif self._now_ms - entry.updated_ms >= ROW_AGE_MS:
+                self._touch(entry, shown=False)  # else its row stays: it says from where the pieces are read again
         if done and message.timestamp_ms >= self._counts_since_ms:
             self._on_outcome(event, priority_class(entry.priority))
             status = event.status or "unknown"
