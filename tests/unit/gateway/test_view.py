@@ -42,6 +42,7 @@ from penstock.gateway.view.hub import Client
 from penstock.gateway.view.outputs import OutcomeReader
 from penstock.gateway.view.selecting import UNFOLLOWED_STREAM
 from penstock.gateway.view.store import MAX_WAITING, TP
+from penstock.gateway.view.view import ROW_AGE_MS
 from penstock.schemas.codec import Codec, schema_text
 from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
