@@ -159,7 +159,8 @@ class Readers:
 
     def import_snapshot(self, file: Path) -> None:
         """As `SnapshotImport` does it, with what another gateway has written."""
-        imported = make_view(file, imported_path(self.gateway.path), "cluster", {}, self.backfill)
+        path = file.replace(imported_path(self.gateway.path))
+        imported = make_view(path, "cluster", {}, self.backfill)
         flush(self.view)
         over = self.gateway.store.begin_change_over(imported)
         assert over.copied.wait(10)
@@ -484,7 +485,7 @@ def test_a_snapshot_that_does_not_fit_is_refused(
     file = snapshot_of(log, 4 * known, tmp_path)
     ends = log.ends(8)
     with pytest.raises(Unusable, match=why):
-        make_view(file, tmp_path / "view", cluster, {REQUESTS: begin}, Backfill({}, ends, 0, NOW_MS))
+        make_view(file, cluster, {REQUESTS: begin}, Backfill({}, ends, 0, NOW_MS))
 
 
 def test_a_view_that_is_not_whole_makes_no_snapshot(tmp_path: Path) -> None:

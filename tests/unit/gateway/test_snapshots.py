@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from kit.view_gateway import ViewGateway, execute
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweep import listing_of, plan
 from penstock.common.artifacts.sweeping import Sweeper
+from penstock.gateway.view.snapshot_import import SnapshotImport
 from penstock.gateway.view.snapshots import OLD_MS, TURN_S, Snapshots, is_due, turn_of
 from penstock.gateway.view.store import Store
+from penstock.gateway.view.view_file import identity_of
 from penstock.schemas.records import GatewayState
+from support import wait_until_async
 
 NOW_MS = 10_000_000
 STATE = GatewayState(
@@ -84,3 +88,17 @@ def test_those_of_other_versions_are_deleted_when_nobody_writes_them(tmp_path: P
     assert old.written_ms() is not None
     new.delete_old(now_ms + OLD_MS + 60_000)
     assert [one.written_ms() is None for one in (old, new, other)] == [True, False, False]
+
+
+async def test_one_that_is_not_needed_leaves_nothing_that_a_process_takes_for_a_view(tmp_path: Path) -> None:
+    """The log is short."""
+    written(tmp_path, "cluster")
+    path = tmp_path / "young.sqlite"
+    snapshots = Snapshots(ArtifactStore(tmp_path / "artifacts").places[None], "cluster", path)
+    downloaded = snapshots.read(lambda _: None)
+    assert downloaded is not None
+    identity = execute(downloaded, "SELECT value FROM meta WHERE name = 'identity'")
+    assert identity != [(identity_of("cluster"),)]
+    with ViewGateway(path) as young:
+        SnapshotImport(snapshots, young.view, young.store).stop()
+        await wait_until_async(lambda: not downloaded.exists(), 10, "it is removed")

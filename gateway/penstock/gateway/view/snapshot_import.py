@@ -31,6 +31,7 @@ class SnapshotImport:
     def __init__(self, snapshots: Snapshots, view: View, store: Store) -> None:
         self._snapshots, self._view, self._store = snapshots, view, store
         self._stopped = threading.Event()
+        self._is_used = False
         self._heard_s = time.monotonic()
         self._reading = asyncio.ensure_future(in_daemon_thread(snapshots.read, self._heard))
 
@@ -41,20 +42,25 @@ class SnapshotImport:
             raise Unusable("it is not needed")
 
     def stop(self) -> None:
-        """It is not needed any more, or was not at all: the log is short."""
+        """It is not needed any more, or was not at all: the log is short. Its file is removed unless it is used."""
         self._stopped.set()
-        self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+        self._reading.add_done_callback(self._end)
+
+    def _end(self, reading: asyncio.Future[Path | None]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # it was looked at
+        if not self._is_used:
+            asyncio.get_running_loop().run_in_executor(None, self._snapshots.drop)
 
     async def run(self, backfill: Backfill) -> None:
         """Change over to the snapshot, and have the backfill begin behind it. If there is none, nothing changes."""
         began = time.monotonic()
         try:
-            path = await self._read()
-            if path is None:
+            if await self._read() is None:
                 logger.info("snapshot.absent: the log is read from its beginning")
                 await asyncio.to_thread(self._snapshots.drop)
                 return
-            imported = await in_daemon_thread(self._snapshots.make_view, path, dict(backfill.offsets()), backfill)
+            imported = await in_daemon_thread(self._snapshots.make_view, dict(backfill.offsets()), backfill)
             await self._change_over(imported)
         except (Unusable, sqlite3.Error, OSError, PenstockError) as error:
             logger.warning("snapshot.not_used reason=%s: the log is read from its beginning", error)
@@ -81,6 +87,6 @@ class SnapshotImport:
             if over.failure is not None:
                 raise over.failure
             self._view.change_over(over)
-            switched = True
+            self._is_used = switched = True
         finally:
             over.decide(switched=switched)

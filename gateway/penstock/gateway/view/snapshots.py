@@ -31,11 +31,12 @@ class Snapshots:
     """That of the views of one cluster, prefix and version. All methods block and are thread-safe."""
 
     def __init__(self, place: OpenPlace, cluster: str, view: Path) -> None:
-        self._place, self._cluster, self._view = place, cluster, view
+        self._place, self._cluster = place, cluster
         self._group = f"{FOLDER}/{_digest(cluster.partition(' ')[0])}"
         self._path = f"{self._group}/{_digest(view_file.identity_of(cluster))}.sqlite.gz"
-        self._file = view.with_name(f"{view.name}.snapshot")
-        log_copies.remove(self._file)  # of a process that was killed
+        self._taken = view.with_name(f"{view.name}.snapshot")
+        self._imported = view_file.imported_path(view)
+        log_copies.remove(self._taken)  # of a process that was killed
 
     def written_ms(self) -> int | None:
         """When it was written; None if there is none. Raises StoreUnavailable."""
@@ -47,18 +48,18 @@ class Snapshots:
         Raises Unusable, sqlite3.Error, OSError, StoreUnavailable.
         """
         try:
-            snapshot_file.take(read, self._file, self._cluster)
+            snapshot_file.take(read, self._taken, self._cluster)
             size_bytes = 0
 
             def counted() -> Iterator[bytes]:
                 nonlocal size_bytes
-                for piece in _compressed(self._file):
+                for piece in _compressed(self._taken):
                     size_bytes += len(piece)
                     yield piece
 
             self._place.put(self._path, counted())
         finally:
-            log_copies.remove(self._file)
+            log_copies.remove(self._taken)
         return size_bytes
 
     def delete_old(self, now_ms: int) -> None:
@@ -70,16 +71,16 @@ class Snapshots:
                 self._place.delete(path)
 
     def read(self, heard: Callable[[int], None]) -> Path | None:
-        """Store it in a file beside the view's; None if there is none.
+        """Store it in the file that becomes the view's; None if there is none.
 
         `heard` is called with each number of bytes that came; it may raise.
 
         Raises Unusable, OSError, StoreUnavailable.
         """
         inflate = zlib.decompressobj(_GZIP)
-        log_copies.remove(self._file)
+        log_copies.remove(self._imported)
         try:
-            with self._file.open("wb") as file:
+            with self._imported.open("wb") as file:
                 for piece in self._place.pieces(self._path):
                     heard(len(piece))
                     file.write(inflate.decompress(piece))
@@ -89,17 +90,15 @@ class Snapshots:
             raise Unusable(f"it cannot be read: {error}") from error
         if not inflate.eof:
             raise Unusable("it is cut short")
-        return self._file
+        return self._imported
 
-    def make_view(self, snapshot: Path, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
-        """As `snapshot_file.make_view`, in the place where a process looks for it that starts after this one."""
-        target = view_file.imported_path(self._view)
-        return snapshot_file.make_view(snapshot, target, self._cluster, begin, backfill)
+    def make_view(self, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
+        """As `snapshot_file.make_view`, of the file that `read` made."""
+        return snapshot_file.make_view(self._imported, self._cluster, begin, backfill)
 
     def drop(self) -> None:
         """Remove what `read` and `make_view` made."""
-        for path in (self._file, view_file.imported_path(self._view)):
-            log_copies.remove(path)
+        log_copies.remove(self._imported)
 
 
 def turn_of(own_id: str, version: str, states: Iterable[GatewayState], now_ms: int) -> int:
