@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -22,6 +23,7 @@ from kit.view_gateway import ViewGateway, flush
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.view import view_file
 from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.request_records import origin_of
 from penstock.gateway.view.rows import row_of, snapshot
@@ -511,3 +513,23 @@ def test_a_whole_view_that_was_made_from_a_snapshot_is_found_by_the_next_process
             assert [young.view.find(("default", f"r{number}")) is not None for number in range(3)] == [whole] * 3
             assert young.view.live_count == 2 * whole
         assert sorted(one.name for one in tmp_path.glob(f"{whole}*")) == [path.name]
+
+
+def test_a_view_goes_on_with_a_snapshot_when_its_old_file_cannot_be_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = past_of("ends")
+    count = len(log.written)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        readers = Readers(young, log, count, count)
+
+        def full(_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(view_file, "empty", full)
+        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        log.put(REQUESTS, request("r1"))
+        while readers.follow():
+            pass
+        young.flush()
+        assert young.store.get(("default", "r1")) is not None

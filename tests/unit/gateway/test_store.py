@@ -238,6 +238,13 @@ def test_batches_wait_in_order_behind_one_that_fails_and_the_failure_is_reported
     assert len(live(store)) == MAX_WAITING + 1
 
 
+def test_a_fault_of_the_writer_is_told(store: Store) -> None:
+    row: Any = "no row"
+    store.submit(Batch([row], {}, threading.Event()))
+    assert isinstance(wait_for_failure(store), AttributeError)
+    wait_until(lambda: store.has_ended, describe="the writer has ended")
+
+
 # -- a file that is not this cluster's, or no database
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from penstock.gateway.view.history import Minute
 from penstock.gateway.view.key_filter import KeyFilter
 from penstock.gateway.view.rows import Row
 from penstock.schemas.topics import TP
+
+logger = logging.getLogger(__name__)
 
 COLUMNS = ", ".join(Row._fields)
 _IN_BOTH = "SELECT 1 FROM requests AS past WHERE past.tenant = mine.tenant AND past.request_id = mine.request_id"
@@ -59,16 +62,22 @@ class ChangeOver:
         self._decided.set()
 
     def run(self, old: sqlite3.Connection, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> bool:
-        """Copy what the old file at `path` has to the new one. Whether the writer writes to that from then on."""
+        """Copy what the old file at `path` has to the new one. Whether the writer writes to that from then on.
+
+        An old file that cannot be emptied says that it is not whole: the next process removes it.
+        """
         try:
             with closing(connect(self.imported.path)) as new:
                 self._copy(new, path)
-        except sqlite3.Error as error:
+        except Exception as error:
             self.failure = error
         self.copied.set()
         self._decided.wait()
         if self._is_switched:
-            view_file.empty(old)
+            try:
+                view_file.empty(old)
+            except sqlite3.Error as error:  # its disk is full
+                logger.warning("view.old_not_emptied error=%s", error)
         return self._is_switched
 
     def _copy(self, new: sqlite3.Connection, path: Path) -> None:
