@@ -166,6 +166,7 @@ class Readers:
         flush(self.view)
         over = self.gateway.store.begin_change_over(imported)
         assert over.copied.wait(10)
+        self.gateway.store.switch(imported)
         self.view.change_over(over)
         over.decide(switched=True)
         self.backfill.begin_at(imported.offsets, imported.taken_ms)

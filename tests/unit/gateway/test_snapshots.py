@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from kit.view_gateway import ViewGateway, execute
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweep import listing_of, plan
 from penstock.common.artifacts.sweeping import Sweeper
+from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.snapshot_import import SnapshotImport
 from penstock.gateway.view.snapshots import OLD_MS, TURN_S, Snapshots, is_due, turn_of
 from penstock.gateway.view.store import Store
@@ -57,12 +59,13 @@ def test_live_gateways_of_the_same_release_write_before(changes: dict[str, Any],
     assert turn_of("b", "1", [STATE, replace(STATE, **changes)], NOW_MS) == turn
 
 
-def written(folder: Path, cluster: str) -> Snapshots:
-    """The snapshot of an empty view."""
+def written(folder: Path, cluster: str, change: str = "") -> Snapshots:
+    """The snapshot of an empty view, whose file was changed."""
     store = ArtifactStore(folder / "artifacts")
     path = folder / f"{cluster}.sqlite"
     view = Store(path, cluster)
     snapshots = Snapshots(store.places[None], cluster, path)
+    execute(path, change)
     snapshots.write(path)
     view.close()
     return snapshots
@@ -102,3 +105,34 @@ async def test_one_that_is_not_needed_leaves_nothing_that_a_process_takes_for_a_
     with ViewGateway(path) as young:
         SnapshotImport(snapshots, young.view, young.store).stop()
         await wait_until_async(lambda: not downloaded.exists(), 10, "it is removed")
+
+
+async def begin(folder: Path, young: ViewGateway) -> None:
+    """Begin a view from the snapshot of an empty one."""
+    snapshots = Snapshots(ArtifactStore(folder / "artifacts").places[None], "cluster", young.path)
+    backfill = Backfill({}, {}, 0, NOW_MS)
+    young.view.begin_backfill(backfill)
+    await SnapshotImport(snapshots, young.view, young.store).run(backfill)
+
+
+async def test_one_with_rows_of_a_foreign_release_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path, "cluster", "INSERT INTO minutes VALUES (1, '[]')")
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        await begin(tmp_path, young)
+        assert "snapshot.not_used" in caplog.text
+        assert young.store.path == young.path
+
+
+async def test_a_fault_behind_the_change_of_files_is_none_of_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else rows would be read from the new file and written to the old one."""
+    written(tmp_path, "cluster")
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+
+        def fail(_: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(young.view.known, "begin_from", fail)
+        with pytest.raises(sqlite3.OperationalError, match="disk"):
+            await begin(tmp_path, young)
