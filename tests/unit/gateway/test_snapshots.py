@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from kit.records import REQUESTS, request
 from kit.view_gateway import ViewGateway, execute
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweep import listing_of, plan
 from penstock.common.artifacts.sweeping import Sweeper
+from penstock.gateway.view import snapshot_file
 from penstock.gateway.view.backfill import Backfill
+from penstock.gateway.view.snapshot_file import Unusable, take
 from penstock.gateway.view.snapshot_import import SnapshotImport
+from penstock.gateway.view.snapshot_writer import SnapshotWriter
 from penstock.gateway.view.snapshots import OLD_MS, TURN_S, Snapshots, is_due, turn_of
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view_file import identity_of
@@ -28,7 +36,7 @@ STATE = GatewayState(
 
 
 @pytest.mark.parametrize(
-    ("written_s", "whole_s", "turn", "due"),
+    ("begun_s", "whole_s", "turn", "due"),
     [
         (300, 900, 0, True),
         (299, 900, 0, False),
@@ -39,10 +47,10 @@ STATE = GatewayState(
         (None, TURN_S, 1, True),
     ],
 )
-def test_the_next_in_turn_writes_later(written_s: float | None, whole_s: float, turn: int, due: bool) -> None:
-    """`written_s`, `whole_s`: so long ago the snapshot was written, and the history was known."""
-    written_ms = None if written_s is None else NOW_MS - int(1000 * written_s)
-    assert is_due(written_ms, NOW_MS - int(1000 * whole_s), NOW_MS, interval_s=300, turn=turn) is due
+def test_the_next_in_turn_writes_later(begun_s: float | None, whole_s: float, turn: int, due: bool) -> None:
+    """`begun_s`, `whole_s`: so long ago a gateway began to write the snapshot, and the history was known."""
+    begun_ms = None if begun_s is None else NOW_MS - int(1000 * begun_s)
+    assert is_due(begun_ms, NOW_MS - int(1000 * whole_s), NOW_MS, interval_s=300, turn=turn) is due
 
 
 @pytest.mark.parametrize(
@@ -136,3 +144,69 @@ async def test_a_fault_behind_the_change_of_files_is_none_of_the_snapshot(
         monkeypatch.setattr(young.view.known, "begin_from", fail)
         with pytest.raises(sqlite3.OperationalError, match="disk"):
             await begin(tmp_path, young)
+
+
+async def test_a_gateway_that_cannot_write_lets_the_next_in_turn_do_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[Path]()
+    snapshots = written(tmp_path, "p- 1")
+
+    def fail(read: Path) -> int:
+        tries.append(read)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(snapshots, "write", fail)
+    monkeypatch.setattr(snapshots, "begun_ms", lambda: None)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        young.read(REQUESTS, request("r"))
+        running = asyncio.create_task(SnapshotWriter(snapshots, young.view, young.store, 1.0, lambda: True).run())
+        await wait_until_async(lambda: tries, 10, "the first try")
+        await asyncio.sleep(1.5)
+        running.cancel()
+    assert len(tries) == 1
+
+
+def test_a_view_is_not_copied_to_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", Mock(return_value=SimpleNamespace(free=1_000)))
+    with pytest.raises(Unusable, match="no room"):
+        written(tmp_path, "p- 1")
+
+
+def test_of_two_that_write_at_once_the_one_that_began_first_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold what the other one knows to be erased."""
+
+    def slow(read: Path, *where: Any) -> None:
+        take(read, *where)
+        monkeypatch.setattr(snapshot_file, "take", take)
+        written(tmp_path, "p- 1")
+
+    monkeypatch.setattr(snapshot_file, "take", slow)
+    with pytest.raises(Unusable, match="another gateway"):
+        written(tmp_path, "p- 1")
+
+
+def test_the_next_in_turn_waits_while_a_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+
+    def look(self: Snapshots) -> int | None:
+        begun.append(self.begun_ms() is not None)
+        return None
+
+    monkeypatch.setattr(Snapshots, "written_ms", look)
+    written(tmp_path, "p- 1")
+    assert begun == [True, True]
+
+
+async def test_those_of_other_versions_are_deleted_though_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = written(tmp_path, "p- 1")
+    deleted = list[int]()
+    monkeypatch.setattr(snapshots, "delete_old", deleted.append)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        running = asyncio.create_task(SnapshotWriter(snapshots, young.view, young.store, 0.1, lambda: False).run())
+        await wait_until_async(lambda: deleted, 10, "old ones are deleted")
+        running.cancel()

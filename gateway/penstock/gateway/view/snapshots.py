@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ class Snapshots:
         self._place, self._cluster = place, cluster
         self._group = f"{FOLDER}/{_digest(cluster.partition(' ')[0])}"
         self._path = f"{self._group}/{_digest(view_file.identity_of(cluster))}.sqlite.gz"
+        self._begun = f"{self._path}.begun"
         self._taken = view.with_name(f"{view.name}.snapshot")
         self._imported = view_file.imported_path(view)
         log_copies.remove(self._taken)  # of a process that was killed
@@ -42,11 +44,21 @@ class Snapshots:
         """When it was written; None if there is none. Raises StoreUnavailable."""
         return self._place.modified_ms(self._path)
 
+    def begun_ms(self) -> int | None:
+        """When a gateway began to write it last; None if none did. Raises StoreUnavailable."""
+        return self._place.modified_ms(self._begun)
+
     def write(self, read: Path) -> int:
         """Write the view of a file, in place of the snapshot that there is; its size in bytes.
 
+        If another gateway writes one meanwhile, that one stays: this one may hold what was erased since.
+
         Raises Unusable, sqlite3.Error, OSError, StoreUnavailable.
         """
+        if shutil.disk_usage(read.parent).free < read.stat().st_size:
+            raise Unusable("the disk of the view has no room for a copy of it")
+        self._place.put(self._begun, b"begun")
+        before_ms = self.written_ms()
         try:
             snapshot_file.take(read, self._taken, self._cluster)
             size_bytes = 0
@@ -57,6 +69,8 @@ class Snapshots:
                     size_bytes += len(piece)
                     yield piece
 
+            if self.written_ms() != before_ms:
+                raise Unusable("another gateway has written one meanwhile")
             self._place.put(self._path, counted())
         finally:
             log_copies.remove(self._taken)
@@ -67,7 +81,7 @@ class Snapshots:
         for name in self._place.names(self._group):
             path = f"{self._group}/{name}"
             written_ms = self._place.modified_ms(path)
-            if path != self._path and written_ms is not None and now_ms - written_ms > OLD_MS:
+            if path not in (self._path, self._begun) and written_ms is not None and now_ms - written_ms > OLD_MS:
                 self._place.delete(path)
 
     def read(self, heard: Callable[[int], None]) -> Path | None:
@@ -108,12 +122,13 @@ def turn_of(own_id: str, version: str, states: Iterable[GatewayState], now_ms: i
     )
 
 
-def is_due(written_ms: int | None, whole_since_ms: int, now_ms: int, *, interval_s: float, turn: int) -> bool:
+def is_due(begun_ms: int | None, whole_since_ms: int, now_ms: int, *, interval_s: float, turn: int) -> bool:
     """Whether a gateway that knows the whole history since a time is to write the snapshot.
 
-    Who is before it in turn may not know the history, or have no store. Two that write at once do no harm.
+    `begun_ms`: when the last one was begun. Who is before it in turn may not know the history, or have no store. Two
+    that write at once do no harm.
     """
-    due_ms = whole_since_ms if written_ms is None else written_ms + int(1000 * interval_s)
+    due_ms = whole_since_ms if begun_ms is None else begun_ms + int(1000 * interval_s)
     return now_ms >= due_ms + int(1000 * turn * TURN_S)
 
 
