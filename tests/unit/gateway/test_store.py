@@ -295,9 +295,12 @@ def test_a_file_that_cannot_be_used_is_created_again(
     assert content(path, identity) == (["new"], {RESULTS: 1})
 
 
-def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk is temporary; the rows are still good then."""
     written_to(path, new_entry("kept"))
+    if imported:
+        path.replace(view_file.imported_path(path))
 
     def full(*_: object, **__: object) -> None:
         error: Any = sqlite3.OperationalError("database or disk is full")
