@@ -25,7 +25,9 @@ from penstock.common.reader import RawMessage
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view import view_file
 from penstock.gateway.view.backfill import Backfill
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_records import origin_of
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.rows import row_of, snapshot
 from penstock.gateway.view.snapshot_file import Unusable, make_view, take
 from penstock.gateway.view.view import View
@@ -534,3 +536,22 @@ def test_a_view_goes_on_with_a_snapshot_when_its_old_file_cannot_be_emptied(
             pass
         young.flush()
         assert young.store.get(("default", "r1")) is not None
+
+
+def test_what_is_erased_in_both_is_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is done while nothing else has its turn on the loop, and all erasures of two days are known."""
+    log = past_of("is erased", "is erased")
+    count = len(log.written)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        readers = Readers(young, log, count, count)
+        looked, look = list[Key](), young.store.of_snapshot
+
+        def counted(key: Key) -> Entry | None:
+            looked.append(key)
+            return look(key)
+
+        monkeypatch.setattr(young.store, "of_snapshot", counted)
+        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        assert not looked
+        erased = young.entry(("default", "r0"))
+        assert (erased.erased, erased.erased_unread) == (True, False), "the request of the snapshot"
