@@ -81,6 +81,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode=OFF")
     connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("PRAGMA secure_delete=ON")
     return connection
 
 
@@ -99,12 +100,10 @@ def _leave_out_what_follows(made: sqlite3.Connection, backfill: Backfill, minute
     The follower reads them. They have no status, result or end: those lie behind the ends.
     """
     query = f"SELECT number, {COLUMNS} FROM requests WHERE done = 0 AND status = 'accepted'"
-    for number, *row in made.execute(query).fetchall():
-        entry = restored(Row._make(row))
-        if backfill.has_entry(entry):
-            continue
+    found = ((number, restored(Row._make(row))) for number, *row in made.execute(query))
+    left_out = [(number, one.noted.accepted_ms // MINUTE_MS) for number, one in found if not backfill.has_entry(one)]
+    for number, minute in left_out:
         made.execute("DELETE FROM requests WHERE number = ?", (number,))
-        minute = entry.noted.accepted_ms // MINUTE_MS
         if minute in minutes:
             minutes[minute].accepted -= 1
             made.execute("UPDATE minutes SET counted = ? WHERE minute = ?", (minutes[minute].to_text(), minute))
