@@ -76,11 +76,16 @@ def open_or_start_anew(path: Path, identity: str, made_as: CopyFormat) -> None:
     try:
         _prepare(path, identity, made_as)
     except sqlite3.DatabaseError as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
-            raise Overloaded(f"{made_as.what} at {path} cannot be opened: {error}", retry_after_s=1) from error
+        raise_if_passing(error, made_as.what, path)
         logger.warning("copy.unreadable path=%s: it is made anew from the topics", path)
         remove(path)
         _prepare(path, identity, made_as)
+
+
+def raise_if_passing(error: sqlite3.DatabaseError, what: str, path: Path) -> None:
+    """Raises Overloaded for an error that says nothing about what the file holds."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
+        raise Overloaded(f"{what} at {path} cannot be opened: {error}", retry_after_s=1) from error
 
 
 def _prepare(path: Path, wanted: str, made_as: CopyFormat) -> None:

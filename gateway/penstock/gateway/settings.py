@@ -31,8 +31,9 @@ class GatewaySection(Section):
     port: int = Field(8000, ge=0, le=65_535)
     """The port to listen on."""
     view_path: Path = Path(".penstock/gateway.sqlite")
-    """The SQLite file of this gateway's view; deleted, it is rebuilt from the topics. While another gateway holds it,
-    this one takes the first free one of `gateway-2.sqlite`, `gateway-3.sqlite` and so on, beside it."""
+    """The SQLite file of this gateway's view; with all files whose names begin with its name deleted, it is rebuilt
+    from a snapshot or the topics. While another gateway holds it, this one takes the first free one of
+    `gateway-2.sqlite`, `gateway-3.sqlite` and so on, beside it."""
     view_snapshot_s: float = Field(0.0, ge=0)
     """Seconds, about, between snapshots of the view that one of the gateways writes into the store of artifacts. A
     gateway without a view begins from the snapshot. 0: this gateway neither writes nor reads it."""

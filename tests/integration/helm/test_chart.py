@@ -195,7 +195,7 @@ def test_every_claim_of_a_pod_is_made(manifests: list[Manifest]) -> None:
 
 def test_an_update_leaves_a_new_gateway_the_time_to_read_the_snapshot(manifests: list[Manifest]) -> None:
     waits = {name: one["spec"].get("minReadySeconds") for name, one in of_kind(manifests, "Deployment").items()}
-    assert waits.pop("gateway") == 60
+    assert waits.pop("gateway") == 120
     assert {*waits.values()} == {None}
     (gateway,) = containers(pods(manifests)["gateway"])
     assert environment(gateway)["PENSTOCK_GATEWAY__VIEW_SNAPSHOT_S"] == "300"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sqlite3
 import tempfile
 from collections import Counter
 from collections.abc import Generator
@@ -22,8 +23,11 @@ from kit.view_gateway import ViewGateway, flush
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.tenants import Tenants
+from penstock.gateway.view import view_file
 from penstock.gateway.view.backfill import Backfill
+from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_records import origin_of
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.rows import row_of, snapshot
 from penstock.gateway.view.snapshot_file import Unusable, make_view, take
 from penstock.gateway.view.view import View
@@ -159,10 +163,12 @@ class Readers:
 
     def import_snapshot(self, file: Path) -> None:
         """As `SnapshotImport` does it, with what another gateway has written."""
-        imported = make_view(file, imported_path(self.gateway.path), "cluster", {}, self.backfill)
+        path = file.replace(imported_path(self.gateway.path))
+        imported = make_view(path, "cluster", {}, self.backfill)
         flush(self.view)
         over = self.gateway.store.begin_change_over(imported)
         assert over.copied.wait(10)
+        self.gateway.store.switch(imported)
         self.view.change_over(over)
         over.decide(switched=True)
         self.backfill.begin_at(imported.offsets, imported.taken_ms)
@@ -484,7 +490,7 @@ def test_a_snapshot_that_does_not_fit_is_refused(
     file = snapshot_of(log, 4 * known, tmp_path)
     ends = log.ends(8)
     with pytest.raises(Unusable, match=why):
-        make_view(file, tmp_path / "view", cluster, {REQUESTS: begin}, Backfill({}, ends, 0, NOW_MS))
+        make_view(file, cluster, {REQUESTS: begin}, Backfill({}, ends, 0, NOW_MS))
 
 
 def test_a_view_that_is_not_whole_makes_no_snapshot(tmp_path: Path) -> None:
@@ -510,3 +516,42 @@ def test_a_whole_view_that_was_made_from_a_snapshot_is_found_by_the_next_process
             assert [young.view.find(("default", f"r{number}")) is not None for number in range(3)] == [whole] * 3
             assert young.view.live_count == 2 * whole
         assert sorted(one.name for one in tmp_path.glob(f"{whole}*")) == [path.name]
+
+
+def test_a_view_goes_on_with_a_snapshot_when_its_old_file_cannot_be_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = past_of("ends")
+    count = len(log.written)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        readers = Readers(young, log, count, count)
+
+        def full(_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(view_file, "empty", full)
+        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        log.put(REQUESTS, request("r1"))
+        while readers.follow():
+            pass
+        young.flush()
+        assert young.store.get(("default", "r1")) is not None
+
+
+def test_what_is_erased_in_both_is_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is done while nothing else has its turn on the loop, and all erasures of two days are known."""
+    log = past_of("is erased", "is erased")
+    count = len(log.written)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        readers = Readers(young, log, count, count)
+        looked, look = list[Key](), young.store.of_snapshot
+
+        def counted(key: Key) -> Entry | None:
+            looked.append(key)
+            return look(key)
+
+        monkeypatch.setattr(young.store, "of_snapshot", counted)
+        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        assert not looked
+        erased = young.entry(("default", "r0"))
+        assert (erased.erased, erased.erased_unread) == (True, False), "the request of the snapshot"

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from kit.records import REQUESTS, request
+from kit.view_gateway import ViewGateway, execute
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweep import listing_of, plan
 from penstock.common.artifacts.sweeping import Sweeper
+from penstock.gateway.view import snapshot_file
+from penstock.gateway.view.backfill import Backfill
+from penstock.gateway.view.snapshot_file import Unusable, take
+from penstock.gateway.view.snapshot_import import SnapshotImport
+from penstock.gateway.view.snapshot_writer import SnapshotWriter
 from penstock.gateway.view.snapshots import OLD_MS, TURN_S, Snapshots, is_due, turn_of
 from penstock.gateway.view.store import Store
+from penstock.gateway.view.view_file import identity_of
 from penstock.schemas.records import GatewayState
+from support import wait_until_async
 
 NOW_MS = 10_000_000
 STATE = GatewayState(
@@ -22,7 +36,7 @@ STATE = GatewayState(
 
 
 @pytest.mark.parametrize(
-    ("written_s", "whole_s", "turn", "due"),
+    ("begun_s", "whole_s", "turn", "due"),
     [
         (300, 900, 0, True),
         (299, 900, 0, False),
@@ -33,10 +47,10 @@ STATE = GatewayState(
         (None, TURN_S, 1, True),
     ],
 )
-def test_the_next_in_turn_writes_later(written_s: float | None, whole_s: float, turn: int, due: bool) -> None:
-    """`written_s`, `whole_s`: so long ago the snapshot was written, and the history was known."""
-    written_ms = None if written_s is None else NOW_MS - int(1000 * written_s)
-    assert is_due(written_ms, NOW_MS - int(1000 * whole_s), NOW_MS, interval_s=300, turn=turn) is due
+def test_the_next_in_turn_writes_later(begun_s: float | None, whole_s: float, turn: int, due: bool) -> None:
+    """`begun_s`, `whole_s`: so long ago a gateway began to write the snapshot, and the history was known."""
+    begun_ms = None if begun_s is None else NOW_MS - int(1000 * begun_s)
+    assert is_due(begun_ms, NOW_MS - int(1000 * whole_s), NOW_MS, interval_s=300, turn=turn) is due
 
 
 @pytest.mark.parametrize(
@@ -53,12 +67,13 @@ def test_live_gateways_of_the_same_release_write_before(changes: dict[str, Any],
     assert turn_of("b", "1", [STATE, replace(STATE, **changes)], NOW_MS) == turn
 
 
-def written(folder: Path, cluster: str) -> Snapshots:
-    """The snapshot of an empty view."""
+def written(folder: Path, cluster: str, change: str = "") -> Snapshots:
+    """The snapshot of an empty view, whose file was changed."""
     store = ArtifactStore(folder / "artifacts")
     path = folder / f"{cluster}.sqlite"
     view = Store(path, cluster)
     snapshots = Snapshots(store.places[None], cluster, path)
+    execute(path, change)
     snapshots.write(path)
     view.close()
     return snapshots
@@ -84,3 +99,114 @@ def test_those_of_other_versions_are_deleted_when_nobody_writes_them(tmp_path: P
     assert old.written_ms() is not None
     new.delete_old(now_ms + OLD_MS + 60_000)
     assert [one.written_ms() is None for one in (old, new, other)] == [True, False, False]
+
+
+async def test_one_that_is_not_needed_leaves_nothing_that_a_process_takes_for_a_view(tmp_path: Path) -> None:
+    """The log is short."""
+    written(tmp_path, "cluster")
+    path = tmp_path / "young.sqlite"
+    snapshots = Snapshots(ArtifactStore(tmp_path / "artifacts").places[None], "cluster", path)
+    downloaded = snapshots.read(lambda _: None)
+    assert downloaded is not None
+    identity = execute(downloaded, "SELECT value FROM meta WHERE name = 'identity'")
+    assert identity != [(identity_of("cluster"),)]
+    with ViewGateway(path) as young:
+        SnapshotImport(snapshots, young.view, young.store).stop()
+        await wait_until_async(lambda: not downloaded.exists(), 10, "it is removed")
+
+
+async def begin(folder: Path, young: ViewGateway) -> None:
+    """Begin a view from the snapshot of an empty one."""
+    snapshots = Snapshots(ArtifactStore(folder / "artifacts").places[None], "cluster", young.path)
+    backfill = Backfill({}, {}, 0, NOW_MS)
+    young.view.begin_backfill(backfill)
+    await SnapshotImport(snapshots, young.view, young.store).run(backfill)
+
+
+async def test_one_with_rows_of_a_foreign_release_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written(tmp_path, "cluster", "INSERT INTO minutes VALUES (1, '[]')")
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        await begin(tmp_path, young)
+        assert "snapshot.not_used" in caplog.text
+        assert young.store.path == young.path
+
+
+async def test_a_fault_behind_the_change_of_files_is_none_of_the_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else rows would be read from the new file and written to the old one."""
+    written(tmp_path, "cluster")
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+
+        def fail(_: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        monkeypatch.setattr(young.view.known, "begin_from", fail)
+        with pytest.raises(sqlite3.OperationalError, match="disk"):
+            await begin(tmp_path, young)
+
+
+async def test_a_gateway_that_cannot_write_lets_the_next_in_turn_do_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = list[Path]()
+    snapshots = written(tmp_path, "p- 1")
+
+    def fail(read: Path) -> int:
+        tries.append(read)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(snapshots, "write", fail)
+    monkeypatch.setattr(snapshots, "begun_ms", lambda: None)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        young.read(REQUESTS, request("r"))
+        running = asyncio.create_task(SnapshotWriter(snapshots, young.view, young.store, 1.0, lambda: True).run())
+        await wait_until_async(lambda: tries, 10, "the first try")
+        await asyncio.sleep(1.5)
+        running.cancel()
+    assert len(tries) == 1
+
+
+def test_a_view_is_not_copied_to_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", Mock(return_value=SimpleNamespace(free=1_000)))
+    with pytest.raises(Unusable, match="no room"):
+        written(tmp_path, "p- 1")
+
+
+def test_of_two_that_write_at_once_the_one_that_began_first_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold what the other one knows to be erased."""
+
+    def slow(read: Path, *where: Any) -> None:
+        take(read, *where)
+        monkeypatch.setattr(snapshot_file, "take", take)
+        written(tmp_path, "p- 1")
+
+    monkeypatch.setattr(snapshot_file, "take", slow)
+    with pytest.raises(Unusable, match="another gateway"):
+        written(tmp_path, "p- 1")
+
+
+def test_the_next_in_turn_waits_while_a_snapshot_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+
+    def look(self: Snapshots) -> int | None:
+        begun.append(self.begun_ms() is not None)
+        return None
+
+    monkeypatch.setattr(Snapshots, "written_ms", look)
+    written(tmp_path, "p- 1")
+    assert begun == [True, True]
+
+
+async def test_those_of_other_versions_are_deleted_though_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = written(tmp_path, "p- 1")
+    deleted = list[int]()
+    monkeypatch.setattr(snapshots, "delete_old", deleted.append)
+    with ViewGateway(tmp_path / "young.sqlite") as young:
+        running = asyncio.create_task(SnapshotWriter(snapshots, young.view, young.store, 0.1, lambda: False).run())
+        await wait_until_async(lambda: deleted, 10, "old ones are deleted")
+        running.cancel()

@@ -238,6 +238,13 @@ def test_batches_wait_in_order_behind_one_that_fails_and_the_failure_is_reported
     assert len(live(store)) == MAX_WAITING + 1
 
 
+def test_a_fault_of_the_writer_is_told(store: Store) -> None:
+    row: Any = "no row"
+    store.submit(Batch([row], {}, threading.Event()))
+    assert isinstance(wait_for_failure(store), AttributeError)
+    wait_until(lambda: store.has_ended, describe="the writer has ended")
+
+
 # -- a file that is not this cluster's, or no database
 
 
@@ -288,9 +295,12 @@ def test_a_file_that_cannot_be_used_is_created_again(
     assert content(path, identity) == (["new"], {RESULTS: 1})
 
 
-def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk is temporary; the rows are still good then."""
     written_to(path, new_entry("kept"))
+    if imported:
+        path.replace(view_file.imported_path(path))
 
     def full(*_: object, **__: object) -> None:
         error: Any = sqlite3.OperationalError("database or disk is full")

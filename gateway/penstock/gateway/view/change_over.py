@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
@@ -14,10 +15,15 @@ from penstock.gateway.view import view_file
 from penstock.gateway.view.census import Counted
 from penstock.gateway.view.history import Minute
 from penstock.gateway.view.key_filter import KeyFilter
+from penstock.gateway.view.request_state import Key
 from penstock.gateway.view.rows import Row
 from penstock.schemas.topics import TP
 
+logger = logging.getLogger(__name__)
+
 COLUMNS = ", ".join(Row._fields)
+_ERASED = "past.erased = 1 AND mine.erased = 1 AND mine.done = 1 AND mine.accepted_ms = 0"
+"""A request that is erased in both, and of which the old file knows the erasure alone."""
 _IN_BOTH = "SELECT 1 FROM requests AS past WHERE past.tenant = mine.tenant AND past.request_id = mine.request_id"
 
 LiveCount = tuple[str, Counted, int, int]
@@ -48,7 +54,9 @@ class ChangeOver:
     imported: Imported
     copied: threading.Event = field(default_factory=threading.Event)
     doubles: list[Row] = field(default_factory=list[Row])
-    """Rows of the old file whose requests the snapshot has too."""
+    """Rows of the old file whose requests the snapshot has too, but for those in `erased`."""
+    erased: list[Key] = field(default_factory=list[Key])
+    """Requests of which only the erasure was read, and which are erased in the snapshot too: nothing is to be done."""
     failure: Exception | None = None
     _decided: threading.Event = field(default_factory=threading.Event)
     _is_switched: bool = False
@@ -59,23 +67,31 @@ class ChangeOver:
         self._decided.set()
 
     def run(self, old: sqlite3.Connection, path: Path, connect: Callable[[Path], sqlite3.Connection]) -> bool:
-        """Copy what the old file at `path` has to the new one. Whether the writer writes to that from then on."""
+        """Copy what the old file at `path` has to the new one. Whether the writer writes to that from then on.
+
+        An old file that cannot be emptied says that it is not whole: the next process removes it.
+        """
         try:
             with closing(connect(self.imported.path)) as new:
                 self._copy(new, path)
-        except sqlite3.Error as error:
+        except Exception as error:
             self.failure = error
         self.copied.set()
         self._decided.wait()
         if self._is_switched:
-            view_file.empty(old)
+            try:
+                view_file.empty(old)
+            except sqlite3.Error as error:  # its disk is full
+                logger.warning("view.old_not_emptied error=%s", error)
         return self._is_switched
 
     def _copy(self, new: sqlite3.Connection, path: Path) -> None:
         new.execute("ATTACH ? AS old", (str(path),))
         new.execute("BEGIN IMMEDIATE")
         mine = "FROM old.requests AS mine WHERE"
-        self.doubles = list(map(Row._make, new.execute(f"SELECT {COLUMNS} {mine} EXISTS ({_IN_BOTH})")))
+        self.erased = new.execute(f"SELECT tenant, request_id {mine} EXISTS ({_IN_BOTH} AND {_ERASED})").fetchall()
+        doubles = new.execute(f"SELECT {COLUMNS} {mine} EXISTS ({_IN_BOTH} AND NOT ({_ERASED}))")
+        self.doubles = list(map(Row._make, doubles))
         keys = new.execute(f"SELECT tenant, request_id, updated_ms {mine} NOT EXISTS ({_IN_BOTH})").fetchall()
         new.execute(f"INSERT INTO requests ({COLUMNS}) SELECT {COLUMNS} {mine} NOT EXISTS ({_IN_BOTH})")
         for table in ("conversations", "device_minutes"):

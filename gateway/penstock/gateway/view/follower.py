@@ -236,6 +236,8 @@ class Follower:
                 log_at_s = time.monotonic() + LOG_PROGRESS_S
             self._view.flush()
             self._view.evict_to_disk(EVICTED_AT_ONCE)
+            if self._store.has_ended:
+                self._fail(f"writing the view failed: {self._store.failure}")
             for reader in (self._reader, self._backfill):
                 if reader is not None and reader.failure is not None:
                     self._fail(f"reading the topics failed: {reader.failure}")

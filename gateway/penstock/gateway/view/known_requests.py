@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.backfill import Backfill, BackfillCounts
 from penstock.gateway.view.census import Census
-from penstock.gateway.view.change_over import Imported
+from penstock.gateway.view.change_over import ChangeOver
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.history import History
 from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
@@ -197,12 +197,15 @@ class KnownRequests:
         for tenant, count in backfill.counts.outstanding.items():
             self.tenants.began(tenant, -count)
 
-    def begin_from(self, imported: Imported) -> list[Key]:
+    def begin_from(self, over: ChangeOver) -> list[Key]:
         """The store has switched to a file made from a snapshot, which holds requests of the past alone.
 
         The keys of those that may be known already, as they are in memory.
         """
         assert self.backfill is not None
+        for key in over.erased:
+            self._recent.forget(key)
+        imported = over.imported
         self.backfill.counts.add_live(imported.live)
         self._aside += sum(count for *_, count in imported.live)
         self.history.add(imported.minutes)

@@ -38,20 +38,22 @@ def take(view: Path, target: Path, cluster: str) -> None:
             raise Unusable("the view is not whole")
         for table in _COPIED:
             made.execute(f"INSERT INTO {table} SELECT * FROM view.{table}")
-        made.execute("INSERT INTO meta VALUES ('taken_ms', ?)", (str(now_ms()),))
-        view_file.identify(made, cluster)
+        # Under another name than that of a whole view: no process opens it as one.
+        facts = (("snapshot_of", *identity), ("taken_ms", str(now_ms())))
+        made.executemany("INSERT INTO meta VALUES (?, ?)", facts)
+        view_file.identify(made, None)
         made.execute("COMMIT")
 
 
-def make_view(snapshot: Path, target: Path, cluster: str, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
+def make_view(path: Path, cluster: str, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
     """Make a snapshot the file of a view that knows the past up to its offsets. It says that it is not whole.
 
     `begin`: from where the log would be read without it. Raises sqlite3.Error, OSError, Unusable.
     """
-    with closing(_connect(snapshot)) as made:
-        if log_copies.identity(made) != view_file.identity_of(cluster):
+    with closing(_connect(path)) as made:
+        identity = made.execute("SELECT value FROM meta WHERE name = 'snapshot_of'").fetchone()
+        if identity != (view_file.identity_of(cluster),):
             raise Unusable("it is of another installation or version")
-        view_file.identify(made, None)
         offsets = offsets_of(made)
         _check(offsets, begin, backfill)
         minutes = {number: Minute.from_text(text) for number, text in made.execute("SELECT * FROM minutes")}
@@ -62,10 +64,9 @@ def make_view(snapshot: Path, target: Path, cluster: str, begin: Mapping[TP, int
         ((taken_ms,),) = made.execute("SELECT value FROM meta WHERE name = 'taken_ms'")
         known, live = KeyFilter(), list(live_counts(made))
         add_keys(made, known)
-    snapshot.replace(target)
-    log_copies.connect(target).close()  # from now on it has a write-ahead log
+    log_copies.connect(path).close()  # from now on it has a write-ahead log
     return Imported(
-        path=target,
+        path=path,
         taken_ms=int(taken_ms),
         offsets=offsets,
         last_number=last_number,
@@ -80,6 +81,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode=OFF")
     connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("PRAGMA secure_delete=ON")
     return connection
 
 
@@ -98,12 +100,10 @@ def _leave_out_what_follows(made: sqlite3.Connection, backfill: Backfill, minute
     The follower reads them. They have no status, result or end: those lie behind the ends.
     """
     query = f"SELECT number, {COLUMNS} FROM requests WHERE done = 0 AND status = 'accepted'"
-    for number, *row in made.execute(query).fetchall():
-        entry = restored(Row._make(row))
-        if backfill.has_entry(entry):
-            continue
+    found = ((number, restored(Row._make(row))) for number, *row in made.execute(query))
+    left_out = [(number, one.noted.accepted_ms // MINUTE_MS) for number, one in found if not backfill.has_entry(one)]
+    for number, minute in left_out:
         made.execute("DELETE FROM requests WHERE number = ?", (number,))
-        minute = entry.noted.accepted_ms // MINUTE_MS
         if minute in minutes:
             minutes[minute].accepted -= 1
             made.execute("UPDATE minutes SET counted = ? WHERE minute = ?", (minutes[minute].to_text(), minute))

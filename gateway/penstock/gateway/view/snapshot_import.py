@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.common.threads import in_daemon_thread
 from penstock.gateway.view.backfill import Backfill
-from penstock.gateway.view.change_over import Imported
+from penstock.gateway.view.change_over import ChangeOver, Imported
 from penstock.gateway.view.snapshot_file import Unusable
 from penstock.gateway.view.snapshots import Snapshots
 from penstock.gateway.view.store import Store
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 SILENT_S = 10.0
 """A store that gives nothing for so long is given up."""
 WRITER_S = 0.02
+_EXPECTED = (Unusable, sqlite3.Error, OSError, PenstockError)
 
 
 class SnapshotImport:
@@ -31,6 +32,7 @@ class SnapshotImport:
     def __init__(self, snapshots: Snapshots, view: View, store: Store) -> None:
         self._snapshots, self._view, self._store = snapshots, view, store
         self._stopped = threading.Event()
+        self._is_used = False
         self._heard_s = time.monotonic()
         self._reading = asyncio.ensure_future(in_daemon_thread(snapshots.read, self._heard))
 
@@ -41,25 +43,38 @@ class SnapshotImport:
             raise Unusable("it is not needed")
 
     def stop(self) -> None:
-        """It is not needed any more, or was not at all: the log is short."""
+        """It is not needed any more, or was not at all: the log is short. Its file is removed unless it is used."""
         self._stopped.set()
-        self._reading.add_done_callback(lambda reading: reading.cancelled() or reading.exception())
+        self._reading.add_done_callback(self._end)
+
+    def _end(self, reading: asyncio.Future[Path | None]) -> None:
+        if not reading.cancelled():
+            reading.exception()  # it was looked at
+        if not self._is_used:
+            asyncio.get_running_loop().run_in_executor(None, self._snapshots.drop)
 
     async def run(self, backfill: Backfill) -> None:
-        """Change over to the snapshot, and have the backfill begin behind it. If there is none, nothing changes."""
+        """Change over to the snapshot, and have the backfill begin behind it. If there is none, nothing changes.
+
+        What fails once the store reads the new file is raised: then the view and its file do not agree.
+        """
         began = time.monotonic()
         try:
-            path = await self._read()
-            if path is None:
+            if await self._read() is None:
                 logger.info("snapshot.absent: the log is read from its beginning")
                 await asyncio.to_thread(self._snapshots.drop)
                 return
-            imported = await in_daemon_thread(self._snapshots.make_view, path, dict(backfill.offsets()), backfill)
-            await self._change_over(imported)
-        except (Unusable, sqlite3.Error, OSError, PenstockError) as error:
-            logger.warning("snapshot.not_used reason=%s: the log is read from its beginning", error)
+            imported = await in_daemon_thread(self._snapshots.make_view, dict(backfill.offsets()), backfill)
+            over = await self._switched(imported)
+        except Exception as error:  # also what a file of a foreign release holds
+            is_fault = not isinstance(error, _EXPECTED)
+            logger.warning("snapshot.not_used reason=%s: the log is read from its beginning", error, exc_info=is_fault)
             await asyncio.to_thread(self._snapshots.drop)
             return
+        try:
+            self._view.change_over(over)
+        finally:
+            over.decide(switched=True)
         backfill.begin_at(imported.offsets, imported.taken_ms)
         logger.info("snapshot.used rows=%d seconds=%.1f", imported.last_number, time.monotonic() - began)
 
@@ -71,16 +86,19 @@ class SnapshotImport:
             await asyncio.wait({self._reading}, timeout=1)
         return self._reading.result()
 
-    async def _change_over(self, imported: Imported) -> None:
+    async def _switched(self, imported: Imported) -> ChangeOver:
+        """Once the old file is copied and the store reads the new one. The writer waits for the decision."""
         while not self._view.flush():
             await asyncio.sleep(WRITER_S)
         over = self._store.begin_change_over(imported)
-        switched = False
         try:
-            await asyncio.to_thread(over.copied.wait)
+            while not await asyncio.to_thread(over.copied.wait, 1):
+                pass
             if over.failure is not None:
                 raise over.failure
-            self._view.change_over(over)
-            switched = True
-        finally:
-            over.decide(switched=switched)
+            self._store.switch(imported)
+        except BaseException:
+            over.decide(switched=False)
+            raise
+        self._is_used = True
+        return over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,34 +32,48 @@ class Snapshots:
     """That of the views of one cluster, prefix and version. All methods block and are thread-safe."""
 
     def __init__(self, place: OpenPlace, cluster: str, view: Path) -> None:
-        self._place, self._cluster, self._view = place, cluster, view
+        self._place, self._cluster = place, cluster
         self._group = f"{FOLDER}/{_digest(cluster.partition(' ')[0])}"
         self._path = f"{self._group}/{_digest(view_file.identity_of(cluster))}.sqlite.gz"
-        self._file = view.with_name(f"{view.name}.snapshot")
-        log_copies.remove(self._file)  # of a process that was killed
+        self._begun = f"{self._path}.begun"
+        self._taken = view.with_name(f"{view.name}.snapshot")
+        self._imported = view_file.imported_path(view)
+        log_copies.remove(self._taken)  # of a process that was killed
 
     def written_ms(self) -> int | None:
         """When it was written; None if there is none. Raises StoreUnavailable."""
         return self._place.modified_ms(self._path)
 
+    def begun_ms(self) -> int | None:
+        """When a gateway began to write it last; None if none did. Raises StoreUnavailable."""
+        return self._place.modified_ms(self._begun)
+
     def write(self, read: Path) -> int:
         """Write the view of a file, in place of the snapshot that there is; its size in bytes.
 
+        If another gateway writes one meanwhile, that one stays: this one may hold what was erased since.
+
         Raises Unusable, sqlite3.Error, OSError, StoreUnavailable.
         """
+        if shutil.disk_usage(read.parent).free < read.stat().st_size:
+            raise Unusable("the disk of the view has no room for a copy of it")
+        self._place.put(self._begun, b"begun")
+        before_ms = self.written_ms()
         try:
-            snapshot_file.take(read, self._file, self._cluster)
+            snapshot_file.take(read, self._taken, self._cluster)
             size_bytes = 0
 
             def counted() -> Iterator[bytes]:
                 nonlocal size_bytes
-                for piece in _compressed(self._file):
+                for piece in _compressed(self._taken):
                     size_bytes += len(piece)
                     yield piece
 
+            if self.written_ms() != before_ms:
+                raise Unusable("another gateway has written one meanwhile")
             self._place.put(self._path, counted())
         finally:
-            log_copies.remove(self._file)
+            log_copies.remove(self._taken)
         return size_bytes
 
     def delete_old(self, now_ms: int) -> None:
@@ -66,20 +81,20 @@ class Snapshots:
         for name in self._place.names(self._group):
             path = f"{self._group}/{name}"
             written_ms = self._place.modified_ms(path)
-            if path != self._path and written_ms is not None and now_ms - written_ms > OLD_MS:
+            if path not in (self._path, self._begun) and written_ms is not None and now_ms - written_ms > OLD_MS:
                 self._place.delete(path)
 
     def read(self, heard: Callable[[int], None]) -> Path | None:
-        """Store it in a file beside the view's; None if there is none.
+        """Store it in the file that becomes the view's; None if there is none.
 
         `heard` is called with each number of bytes that came; it may raise.
 
         Raises Unusable, OSError, StoreUnavailable.
         """
         inflate = zlib.decompressobj(_GZIP)
-        log_copies.remove(self._file)
+        log_copies.remove(self._imported)
         try:
-            with self._file.open("wb") as file:
+            with self._imported.open("wb") as file:
                 for piece in self._place.pieces(self._path):
                     heard(len(piece))
                     file.write(inflate.decompress(piece))
@@ -89,17 +104,15 @@ class Snapshots:
             raise Unusable(f"it cannot be read: {error}") from error
         if not inflate.eof:
             raise Unusable("it is cut short")
-        return self._file
+        return self._imported
 
-    def make_view(self, snapshot: Path, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
-        """As `snapshot_file.make_view`, in the place where a process looks for it that starts after this one."""
-        target = view_file.imported_path(self._view)
-        return snapshot_file.make_view(snapshot, target, self._cluster, begin, backfill)
+    def make_view(self, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
+        """As `snapshot_file.make_view`, of the file that `read` made."""
+        return snapshot_file.make_view(self._imported, self._cluster, begin, backfill)
 
     def drop(self) -> None:
         """Remove what `read` and `make_view` made."""
-        for path in (self._file, view_file.imported_path(self._view)):
-            log_copies.remove(path)
+        log_copies.remove(self._imported)
 
 
 def turn_of(own_id: str, version: str, states: Iterable[GatewayState], now_ms: int) -> int:
@@ -109,12 +122,13 @@ def turn_of(own_id: str, version: str, states: Iterable[GatewayState], now_ms: i
     )
 
 
-def is_due(written_ms: int | None, whole_since_ms: int, now_ms: int, *, interval_s: float, turn: int) -> bool:
+def is_due(begun_ms: int | None, whole_since_ms: int, now_ms: int, *, interval_s: float, turn: int) -> bool:
     """Whether a gateway that knows the whole history since a time is to write the snapshot.
 
-    Who is before it in turn may not know the history, or have no store. Two that write at once do no harm.
+    `begun_ms`: when the last one was begun. Who is before it in turn may not know the history, or have no store. Two
+    that write at once do no harm.
     """
-    due_ms = whole_since_ms if written_ms is None else written_ms + int(1000 * interval_s)
+    due_ms = whole_since_ms if begun_ms is None else begun_ms + int(1000 * interval_s)
     return now_ms >= due_ms + int(1000 * turn * TURN_S)
 
 

@@ -123,6 +123,11 @@ class Store:
         """Whether a batch waits behind the one that is being written."""
         return self._queue.qsize() > 1
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is written any more: the store is closed, or a fault has ended the writer."""
+        return not self._thread.is_alive()
+
     def submit(self, batch: Batch) -> None:
         """Hand a batch to the writer."""
         self._queue.put_nowait(batch)
@@ -137,6 +142,9 @@ class Store:
                         connection = self._connect()
                 elif not self._write_at_last(connection, batch):
                     return  # a later batch's offsets would cover the rows that are missing
+        except Exception as error:
+            logger.exception("view.writer_ended")
+            self.failure = error
         finally:
             connection.close()
 

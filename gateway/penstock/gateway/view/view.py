@@ -292,10 +292,9 @@ class View:
         self.known.begin_backfill(backfill)
 
     def change_over(self, over: ChangeOver) -> None:
-        """Go on with the file that was made from a snapshot, once the old one is copied. Raises sqlite3.Error."""
-        self._store.switch(over.imported)
+        """The store reads the file that was made from a snapshot. Until this has ended, nothing is written to it."""
         since = {row[:2]: restored(row) for row in over.doubles}
-        for key in self.known.begin_from(over.imported):
+        for key in self.known.begin_from(over):
             since[key] = self.known.unwritten.all_now()[key]
         for key, entry in since.items():
             if (past := self._store.of_snapshot(key)) is not None:

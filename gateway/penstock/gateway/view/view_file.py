@@ -84,7 +84,8 @@ def _take_over(path: Path, cluster: str) -> None:
         with closing(log_copies.connect(imported)) as connection:
             is_whole = log_copies.identity(connection) == identity_of(cluster)
             connection.execute("PRAGMA journal_mode=DELETE")  # all of it is in the one file then
-    except sqlite3.DatabaseError:
+    except sqlite3.DatabaseError as error:
+        log_copies.raise_if_passing(error, _FORMAT.what, imported)
         is_whole = False
     if is_whole:
         log_copies.remove(path)
