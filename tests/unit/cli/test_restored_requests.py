@@ -45,15 +45,17 @@ def poison(offset: int) -> Read:
 
 def event(request_id: str, origin: Origin, *, ended: bool = False, epoch: int = 1) -> Any:
     made = outcome() if ended else chunk()
-    return replace(made, request_id=request_id, origin=origin, epoch=epoch, created_at=2_000)
+    return replace(made, request_id=request_id, origin=origin, epoch=epoch, created_at=1_000)
 
 
-def plan(*records: Read | None, events: Any = (), committed: tuple[int, str] | None = None) -> PartitionPlan:
+def plan(
+    *records: Read | None, events: Any = (), committed: tuple[int, str] | None = None, now_ms: int = NOW_MS
+) -> PartitionPlan:
     """`records` stand at the offsets 0, 1, …; None: there is none."""
     outcomes = Outcomes()
     for one in events:
         outcomes.on_result(one)
-    logs = RequestLogs(outcomes, {} if committed is None else {HERE: committed}, NOW_MS)
+    logs = RequestLogs(outcomes, {} if committed is None else {HERE: committed}, now_ms)
     for offset, one in enumerate(records):
         if one is not None:
             logs.take(HERE, offset, one.read, is_moved=one.is_moved)
@@ -111,6 +113,24 @@ def test_what_was_committed_runs_again_only_before_its_deadline() -> None:
     assert plan(fresh, committed=(1, "")).commit == (0, "")
     assert plan(old, committed=(1, "")).commit == (1, "")
     assert plan(old).commit == (0, ""), "nobody has committed it"
+
+
+def test_what_is_older_than_all_results_runs_again_only_before_its_deadline() -> None:
+    """A mirror has no commits, and retention has deleted the outcome: the request must not get a second one."""
+    results = [event("other", at(9), ended=True)]
+    older = record("r", 0, at(0, append_ms=900))
+    found = plan(older, events=results)
+    assert (found.commit, found.presumed_ended) == ((1, ""), 1)
+    assert plan(record("r", 0), events=results).unfinished == 1, "it came with the results"
+    begun = [replace(event("r", at(0, append_ms=900)), created_at=1_000)]
+    assert plan(older, events=begun).unfinished == 1, "readers wait for its end"
+
+
+def test_what_is_long_past_its_deadline_does_not_run_again() -> None:
+    now_ms = 61_000 + 2 * HORIZON_MS
+    assert plan(record("r", 0), now_ms=now_ms - 1).unfinished == 1
+    found = plan(record("r", 0), now_ms=now_ms)
+    assert (found.unfinished, found.presumed_ended) == (0, 1)
 
 
 def test_what_is_no_request_is_done_when_it_was_committed() -> None:

@@ -152,6 +152,7 @@ def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> di
         "group": group.name,
         "highest_epoch": outcomes.highest_epoch,
         "unfinished": sum(plan.unfinished for plan in plans),
+        "presumed_ended": sum(plan.presumed_ended for plan in plans),
         "appended_again": sum(len(plan.again) for plan in plans),
         "conversation_facts": len(facts),
     }

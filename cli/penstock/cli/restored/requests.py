@@ -8,8 +8,9 @@ theirs. Elsewhere a done map says which records have ended.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from penstock.cli.restored.outcomes import Key, Outcomes
@@ -19,6 +20,8 @@ from penstock.processors.kafka.batches import Committed
 from penstock.schemas.fold import same_origin
 from penstock.schemas.records import Origin
 from penstock.schemas.topics import HORIZON_MS, TP
+
+LONG_AFTER_MS = 2 * HORIZON_MS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +33,8 @@ class PartitionPlan:
     again: Mapping[int, Origin] = field(default_factory=dict[int, Origin])
     """By offset: records to append again under these origins, before the commit."""
     unfinished: int
+    presumed_ended: int = 0
+    """Records that have no outcome and count as ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class RequestLogs:
         self._committed = {tp: _Done(*commit) for tp, commit in committed.items()}
         self._named: dict[Key, _Unfinished] = {}
         self._nameless: list[_Unfinished] = []
+        self._presumed_ended: Counter[TP] = Counter()
 
     def take(self, tp: TP, offset: int, read: Taken | Poison, *, is_moved: bool) -> None:
         """Take the next record as a worker would read it. `is_moved`: it has the header `penstock-origin`.
@@ -57,7 +63,11 @@ class RequestLogs:
         first.
         """
         key = (read.tenant or "default", read.request_id) if isinstance(read, Poison) else _key_of(read)
-        if self._has_ended(key, read, self._was_done(tp, offset)):
+        if key[1] is not None and (ended_ms := self._outcomes.ended_ms((key[0], key[1]))) is not None:
+            if read.origin.append_time_ms < ended_ms + HORIZON_MS:  # later the id names another request
+                return
+        elif self._counts_as_ended(key, read, self._was_done(tp, offset)):
+            self._presumed_ended[tp] += 1
             return
         followed = None if key[1] is None else self._outcomes.followed((key[0], key[1]))
         one = _Unfinished(tp, offset, read.origin, followed)
@@ -73,23 +83,25 @@ class RequestLogs:
             unfinished[one.tp].append(one)
         for tp, found in unfinished.items():
             found.sort(key=lambda one: one.offset)
-            yield _plan(tp, found, ends[tp])
+            yield replace(_plan(tp, found, ends[tp]), presumed_ended=self._presumed_ended[tp])
 
     def _was_done(self, tp: TP, offset: int) -> bool:
         return tp in self._committed and self._committed[tp].holds(offset)
 
-    def _has_ended(self, key: tuple[str, str | None], read: Taken | Poison, was_done: bool) -> bool:
-        """Without an outcome, what was committed counts as ended once its deadline has passed.
+    def _counts_as_ended(self, key: tuple[str, str | None], read: Taken | Poison, was_done: bool) -> bool:
+        """Whether a record without an outcome has had one, as far as can be known.
 
-        Before that the outcome is missing from the copy, and the request runs again.
+        Before its deadline the outcome is missing from the copy, and the request runs again. Later retention may have
+        deleted it: it has if the record was committed, or is older than all results. Long after its deadline nobody
+        waits for it.
         """
-        if key[1] is None:
+        if isinstance(read, Poison) or key[1] is None or read.deadline_ms is None:
             return was_done
-        ended_ms = self._outcomes.ended_ms((key[0], key[1]))
-        if ended_ms is not None:
-            return read.origin.append_time_ms < ended_ms + HORIZON_MS  # later the id names another request
-        deadline_ms = None if isinstance(read, Poison) else read.deadline_ms
-        return was_done and (deadline_ms is None or deadline_ms <= self._now_ms)
+        late_ms = self._now_ms - read.deadline_ms
+        oldest_ms = self._outcomes.oldest_ms
+        is_older = oldest_ms is not None and read.origin.append_time_ms < oldest_ms
+        is_unseen = self._outcomes.followed((key[0], key[1])) is None
+        return late_ms >= 0 and (was_done or (is_older and is_unseen) or late_ms >= LONG_AFTER_MS)
 
 
 class _Done:
