@@ -211,9 +211,7 @@ def reconcile(
         typer.echo(json.dumps(found))
         return
     will = "would be" if dry_run else "were"
-    typer.echo(
-        f"{found['presumed_ended']} requests count as ended: their outcome was deleted, or they expired long ago"
-    )
+    typer.echo(f"{found['presumed_ended']} requests count as ended: they have no outcome, and expired before")
     typer.echo(f"{found['unfinished']} requests have no outcome: they run when workers start")
     typer.echo(f"{found['appended_again']} of them {will} appended again under the origin that readers follow")
     typer.echo(f"the facts of {found['conversation_facts']} conversations {will} written again")

@@ -33,14 +33,17 @@ class Read(NamedTuple):
     is_moved: bool = False
 
 
-def record(request_id: str, offset: int, origin: Origin | None = None) -> Read:
+def read(value: bytes, offset: int, origin: Origin | None) -> Read:
     headers = () if origin is None else (origin_header(origin),)
-    value = CODEC.encode(request(request_id, ttl_ms=60_000))
     return Read(INTAKE.read(*HERE, offset, 1_000, headers, value), origin is not None)
 
 
-def poison(offset: int) -> Read:
-    return Read(INTAKE.read(*HERE, offset, 1_000, (), b"\x00?"))
+def record(request_id: str, offset: int, origin: Origin | None = None) -> Read:
+    return read(CODEC.encode(request(request_id, ttl_ms=60_000)), offset, origin)
+
+
+def poison(offset: int, origin: Origin | None = None) -> Read:
+    return read(b"\x00?", offset, origin)
 
 
 def event(request_id: str, origin: Origin, *, ended: bool = False, epoch: int = 1) -> Any:
@@ -90,6 +93,19 @@ def test_a_second_call_finds_what_the_first_has_appended() -> None:
     first = [record("a", 0), record("b", 1)]
     found = plan(*first, record("a", 2, at(0)), record("b", 3, at(91)), events=[event("b", at(91))], committed=(2, ""))
     assert (found.commit, dict(found.again)) == ((2, ""), {})
+
+
+def test_a_call_after_an_interrupted_one_keeps_the_order_of_turns() -> None:
+    """The first call has appended `a` alone."""
+    found = plan(record("a", 0), record("b", 1), record("a", 2, at(91)), events=[event("a", at(91))])
+    assert list(found.again.items()) == [(2, at(91)), (1, at(1))]
+    assert found.commit == (3, "")
+
+
+def test_what_has_no_id_and_was_appended_again_counts_once() -> None:
+    found = plan(poison(0), poison(1, at(0)))
+    assert (found.commit, found.unfinished) == ((1, ""), 1)
+    assert plan(poison(0), poison(1)).unfinished == 2
 
 
 def test_an_appended_record_is_found_where_its_origin_names_the_place_at_which_it_stands() -> None:

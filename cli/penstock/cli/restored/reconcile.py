@@ -104,14 +104,15 @@ class Restored:
 
     def append_again(self, plan: PartitionPlan) -> None:
         """Append the plan's records at the end of their partition, each under its origin."""
-        transport, offsets = Transport(self._kafka), sorted(plan.again)
+        transport, offsets = Transport(self._kafka), list(plan.again)
         try:
             for first in range(0, len(offsets), BATCH):
                 some = offsets[first : first + BATCH]
-                ranges = {plan.tp: (some[0], some[-1] + 1)}
-                wanted = set(some)
-                give_up = time.monotonic() + ANSWER_S
-                for raw in read_ranges(self._kafka, ranges, give_up, keep=lambda one, w=wanted: one.offset() in w):
+                nth = {offset: number for number, offset in enumerate(some)}
+                ranges = {plan.tp: (min(some), max(some) + 1)}
+                give_up = time.monotonic() + READ_S
+                found = read_ranges(self._kafka, ranges, give_up, keep=lambda one, nth=nth: one.offset() in nth)
+                for raw in sorted(found, key=lambda raw, nth=nth: nth[raw.offset]):
                     self._append(transport, raw, plan.again[raw.offset])
                 _flush(transport, plan.tp[0])
         finally:

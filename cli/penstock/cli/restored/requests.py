@@ -17,6 +17,7 @@ from penstock.cli.restored.outcomes import Key, Outcomes
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.kafka.batches import Committed
+from penstock.processors.kafka.intake import origin_header
 from penstock.schemas.fold import same_origin
 from penstock.schemas.records import Origin
 from penstock.schemas.topics import HORIZON_MS, TP
@@ -31,7 +32,7 @@ class PartitionPlan:
     tp: TP
     commit: Committed
     again: Mapping[int, Origin] = field(default_factory=dict[int, Origin])
-    """By offset: records to append again under these origins, before the commit."""
+    """By offset, in their order: records to append again under these origins, before the commit."""
     unfinished: int
     presumed_ended: int = 0
     """Records that have no outcome and count as ended."""
@@ -41,6 +42,8 @@ class PartitionPlan:
 class _Unfinished:
     tp: TP
     offset: int
+    turn: int
+    """What orders the requests of a partition: the offset of its first record there."""
     origin: Origin
     """What a worker would publish under."""
     followed: Origin | None
@@ -52,8 +55,7 @@ class RequestLogs:
     def __init__(self, outcomes: Outcomes, committed: Mapping[TP, Committed], now_ms: int) -> None:
         self._outcomes, self._now_ms = outcomes, now_ms
         self._committed = {tp: _Done(*commit) for tp, commit in committed.items()}
-        self._named: dict[Key, _Unfinished] = {}
-        self._nameless: list[_Unfinished] = []
+        self._unfinished: dict[Key, _Unfinished] = {}
         self._presumed_ended: Counter[TP] = Counter()
 
     def take(self, tp: TP, offset: int, read: Taken | Poison, *, is_moved: bool) -> None:
@@ -70,19 +72,20 @@ class RequestLogs:
             self._presumed_ended[tp] += 1
             return
         followed = None if key[1] is None else self._outcomes.followed((key[0], key[1]))
-        one = _Unfinished(tp, offset, read.origin, followed)
-        if key[1] is None:
-            self._nameless.append(one)
-        elif (key[0], key[1]) not in self._named or is_moved:
-            self._named[key[0], key[1]] = one
+        # What has no id is known by its origin.
+        known_as = (key[0], key[1] or origin_header(read.origin)[1].decode())
+        before = self._unfinished.get(known_as)
+        if before is None or is_moved:
+            turn = offset if before is None or before.tp != tp else before.turn
+            self._unfinished[known_as] = _Unfinished(tp, offset, turn, read.origin, followed)
 
     def plans(self, ends: Mapping[TP, int]) -> Iterator[PartitionPlan]:
         """One for each partition. `ends`: where the logs end that were read."""
         unfinished: dict[TP, list[_Unfinished]] = {tp: [] for tp in ends}
-        for one in (*self._named.values(), *self._nameless):
+        for one in self._unfinished.values():
             unfinished[one.tp].append(one)
         for tp, found in unfinished.items():
-            found.sort(key=lambda one: one.offset)
+            found.sort(key=lambda one: one.turn)
             yield replace(_plan(tp, found, ends[tp]), presumed_ended=self._presumed_ended[tp])
 
     def _was_done(self, tp: TP, offset: int) -> bool:
@@ -120,10 +123,12 @@ def _key_of(read: Taken) -> tuple[str, str | None]:
 
 
 def _plan(tp: TP, unfinished: list[_Unfinished], end: int) -> PartitionPlan:
-    if any(one.followed is not None and not same_origin(one.followed, one.origin) for one in unfinished):
+    """`unfinished` in their order; an earlier call that was interrupted can have left another one in the log."""
+    offsets = [one.offset for one in unfinished]
+    has_old_origin = any(one.followed is not None and not same_origin(one.followed, one.origin) for one in unfinished)
+    if has_old_origin or offsets != sorted(offsets):
         again = {one.offset: one.followed or one.origin for one in unfinished}
         return PartitionPlan(tp=tp, commit=(end, ""), again=again, unfinished=len(unfinished))
-    first = unfinished[0].offset if unfinished else end
-    offsets = [one.offset for one in unfinished]
+    first = offsets[0] if offsets else end
     done = donemap.encode(first, [(one + 1, behind) for one, behind in pairwise([*offsets, end])])
     return PartitionPlan(tp=tp, commit=(first, done), unfinished=len(unfinished))

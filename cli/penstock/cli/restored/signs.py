@@ -18,7 +18,7 @@ from penstock.schemas.errors import BrokerUnavailable, DecodeError
 from penstock.schemas.records import Origin, ResultEvent
 from penstock.schemas.topics import TP
 
-CURE = "stop all workers, run `penstock topics reconcile`, then start them"
+CURE = "stop all workers, gateways and producers, run `penstock topics reconcile`, then start them"
 NEWEST = 20
 """Events that are read of each partition."""
 READ_S = PROBE_S / 2
