@@ -655,7 +655,7 @@ NEWS: dict[str, tuple[int, list[tuple[TP, Record]]]] = {
 """How many are live afterwards, and the records."""
 
 
-@pytest.mark.parametrize("is_aside", [False, True])
+@pytest.mark.parametrize("is_on_disk", [False, True])
 @pytest.mark.parametrize("news", NEWS)
 @pytest.mark.parametrize("when", ["first", "before", "after"])
 def test_news_while_silent_requests_are_forgotten(silent: Gateway, is_on_disk: bool, news: str, when: str) -> None:
@@ -701,7 +701,7 @@ def test_rows_that_could_not_be_deleted_are_deleted_the_next_time(silent: Gatewa
 @pytest.mark.parametrize(
     ("kind", "field", "updated_ms"), [("cancel", "cancelled_ms", 30_000), ("end_lost", "end_asked_ms", 10_000)]
 )
-@pytest.mark.parametrize("is_aside", [False, True])
+@pytest.mark.parametrize("is_on_disk", [False, True])
 def test_a_command_is_kept_with_a_request_that_left_memory(
     silent: Gateway, kind: str, field: str, updated_ms: int, is_on_disk: bool
 ) -> None:
