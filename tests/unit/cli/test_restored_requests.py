@@ -10,8 +10,9 @@ from penstock.cli.restored.outcomes import Outcomes
 from penstock.cli.restored.requests import PartitionPlan, RequestLogs
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.requests.arrivals import Poison, Taken
-from penstock.processors.kafka.intake import Intake, origin_header
+from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import default_codec
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import Origin
 from penstock.schemas.topics import HORIZON_MS, TP
 

@@ -20,9 +20,10 @@ from penstock.common.outgoing import facts_record
 from penstock.common.reader import RawMessage, raw_message, read_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
-from penstock.processors.kafka.intake import Intake, origin_header
+from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import ConversationFacts, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import HEADER_ORIGIN, TP
 

@@ -17,8 +17,8 @@ from penstock.cli.restored.outcomes import Key, Outcomes
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.kafka.batches import Committed
-from penstock.processors.kafka.intake import origin_header
 from penstock.schemas.fold import same_origin
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import Origin
 from penstock.schemas.topics import HORIZON_MS, TP
 
