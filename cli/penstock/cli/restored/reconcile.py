@@ -147,7 +147,7 @@ def _flush(transport: Transport, topic: str) -> None:
 def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> dict[str, object]:
     """Bring the workers' group in line with the topics; what was found. Raises CliFailure, PenstockError."""
     restored = Restored(kafka, codec)
-    group = WorkerGroup(kafka, load(WorkerGroupSettings).worker.group_id, list(restored.requests))
+    group = WorkerGroup(kafka, load(WorkerGroupSettings).worker.group_id, restored.requests)
     outcomes, facts = restored.outcomes(), restored.foreign_facts()
     plans = restored.plans(outcomes, group)
     report: dict[str, object] = {
@@ -159,9 +159,9 @@ def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> di
         "conversation_facts": len(facts),
     }
     if not dry_run:
-        report["generation"] = group.raise_generation(outcomes.highest_epoch + SPARE_GENERATIONS)
         restored.write_facts(facts)
         for plan in plans:
             restored.append_again(plan)
-        group.commit({plan.tp: plan.commit for plan in plans})
+        above = outcomes.highest_epoch + SPARE_GENERATIONS
+        report["generation"] = group.commit({plan.tp: plan.commit for plan in plans}, above)
     return report
