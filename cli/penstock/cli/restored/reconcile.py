@@ -90,7 +90,7 @@ class Restored:
 
         self._each(self._whole(names.conversation_facts), take)
         topics = [*admin.conversation_topics(self._kafka), names.conversation_log]
-        return without_ids(filter(None, newest.values()), admin.topic_ids(self._kafka, topics).values())
+        return without_ids(filter(None, newest.values()), admin.topic_ids(self._kafka, topics), names)
 
     def write_facts(self, facts: Iterable[ConversationFacts]) -> None:
         """Replace them."""
