@@ -1,6 +1,6 @@
 """Builds a release into dist/: wheel, sdist, images, bills of materials, checksums. `make release VERSION=1.0.0`.
 
-It sets the version in pyproject.toml and in the chart, and changes nothing else of the checkout. It pushes and tags
+It sets the version in pyproject.toml and in the chart, unless it fails, and changes nothing else. It pushes and tags
 nothing: the last lines say what is left to do.
 """
 
@@ -45,9 +45,20 @@ def main() -> int:
 
 def release(version: str, *, images: bool) -> None:
     check(version, (ROOT / "CHANGELOG.md").read_text(), run("git", "status", "--porcelain"))
-    for name, line in PLACES.items():
-        file = ROOT / name
-        file.write_text(with_version(file.read_text(), line, version))
+    before = {name: (ROOT / name).read_text() for name in PLACES}
+    try:
+        for name, line in PLACES.items():
+            (ROOT / name).write_text(with_version(before[name], line, version))
+        build(version, images=images)
+    except BaseException:
+        for name, text in before.items():
+            (ROOT / name).write_text(text)
+        raise
+    print(next_steps(version, images=images))
+
+
+def build(version: str, *, images: bool) -> None:
+    """Fill dist/."""
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     run(sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(DIST), str(ROOT))
@@ -57,7 +68,6 @@ def release(version: str, *, images: bool) -> None:
     for target in IMAGES if images else ():
         build_image(target, version)
     write_checksums()
-    print(next_steps(version, images=images))
 
 
 def check(version: str, changelog: str, changes: str) -> None:
@@ -119,8 +129,8 @@ def build_image(target: str, version: str) -> None:
         words = [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
         run("buildah", *storage, "config", *words, container)
         run("buildah", *storage, "commit", "--quiet", "--format", "docker", container, tag)
-        root = Path(run("buildah", *storage, "mount", container).strip())
-        shutil.copy(root / "app/sbom.json", DIST / f"penstock-{version}-{target}.sbom.json")
+        bill = run("buildah", *storage, "run", container, "cat", "/app/sbom.json")  # an ordinary user may not mount it
+        (DIST / f"penstock-{version}-{target}.sbom.json").write_text(bill)
     finally:
         run("buildah", *storage, "rm", container)
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, Status, Terminal
 from penstock.processors.core.requests.work import Subject
-from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.outcomes import since_fields
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import to_error_record
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import STATUS_RANKS, DeadLetter, ResultEvent, StatusEvent
 from penstock.schemas.topics import request_key
 

@@ -189,12 +189,13 @@ def reconcile(
 ) -> None:
     """After topics were restored from a backup or a mirror: let workers begin with what has no outcome.
 
-    Run it after `penstock topics create --alter` and before the first worker starts. It reads the result, status and
-    request topics. Requests that have an outcome do not run again. The generation of the workers' group is raised above
-    all epochs in the topics, so that readers follow what workers publish. Where readers follow an origin that the
-    mirror has changed, the unfinished requests of that partition are appended again under it. Titles, metadata and
-    policies of conversations are written again if they name topics of another cluster. A second call does no harm.
-    It also lets streams end that stand still after a loss of power or after the group was deleted.
+    Run it after `penstock topics create --alter` and before the first worker starts; gateways and producers must not
+    run meanwhile. It reads the result, status and request topics. Requests that have an outcome do not run again. The
+    generation of the workers' group is raised above all epochs in the topics, so that readers follow what workers
+    publish. Where readers follow an origin that the mirror has changed, the unfinished requests of that partition are
+    appended again under it. Titles, metadata and policies of conversations are written again if they name topics of
+    another cluster. A second call does no harm. It also lets streams end that stand still after a loss of power or
+    after the group was deleted.
 
     Examples:
 
@@ -211,6 +212,7 @@ def reconcile(
         typer.echo(json.dumps(found))
         return
     will = "would be" if dry_run else "were"
+    typer.echo(f"{found['presumed_ended']} requests count as ended: they have no outcome, and expired before")
     typer.echo(f"{found['unfinished']} requests have no outcome: they run when workers start")
     typer.echo(f"{found['appended_again']} of them {will} appended again under the origin that readers follow")
     typer.echo(f"the facts of {found['conversation_facts']} conversations {will} written again")

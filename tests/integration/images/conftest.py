@@ -146,7 +146,8 @@ class Images:
     def release(self, target: str, version: str) -> dict[str, str]:
         """Build as deploy/release.py does; the image's labels."""
         storage = shlex.join(self._storage(self._place))
-        env = {**os.environ, "BUILDAH_STORAGE": storage, "BUILDAH_OPTIONS": shlex.join(self.options)}
+        options = {"BUILDAH_STORAGE": storage, "BUILDAH_OPTIONS": shlex.join(self.options)}
+        env = {**os.environ, **options, "BUILDAH_ISOLATION": "chroot"}
         code = f"import release; release.DIST.mkdir(exist_ok=True); release.build_image({target!r}, {version!r})"
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT / "deploy", env=env, capture_output=True, text=True

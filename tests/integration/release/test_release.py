@@ -140,3 +140,22 @@ def test_what_cannot_be_released_is_refused(version: str, changelog: str, change
     with pytest.raises(release.Refused, match=said):
         release.check(version, changelog, changes)
     release.check("1.0.0", "## 1.0.0 (2026-12-01)", "")
+
+
+def test_a_release_that_fails_leaves_the_files_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = script()
+    for name in (*release.PLACES, "CHANGELOG.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text() + f"\n## {VERSION}\n")
+    before = {name: (tmp_path / name).read_text() for name in release.PLACES}
+
+    def builds_nothing(*words: str) -> str:
+        if words[0] != "git":
+            raise subprocess.CalledProcessError(1, words)
+        return ""
+
+    for name, value in {"ROOT": tmp_path, "DIST": tmp_path / "dist", "run": builds_nothing}.items():
+        monkeypatch.setattr(release, name, value)
+    with pytest.raises(subprocess.CalledProcessError):
+        release.release(VERSION, images=False)
+    assert {name: (tmp_path / name).read_text() for name in release.PLACES} == before

@@ -10,8 +10,9 @@ from penstock.cli.restored.outcomes import Outcomes
 from penstock.cli.restored.requests import PartitionPlan, RequestLogs
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.requests.arrivals import Poison, Taken
-from penstock.processors.kafka.intake import Intake, origin_header
+from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import default_codec
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import Origin
 from penstock.schemas.topics import HORIZON_MS, TP
 
@@ -33,27 +34,32 @@ class Read(NamedTuple):
     is_moved: bool = False
 
 
-def record(request_id: str, offset: int, origin: Origin | None = None) -> Read:
+def read(value: bytes, offset: int, origin: Origin | None) -> Read:
     headers = () if origin is None else (origin_header(origin),)
-    value = CODEC.encode(request(request_id, ttl_ms=60_000))
     return Read(INTAKE.read(*HERE, offset, 1_000, headers, value), origin is not None)
 
 
-def poison(offset: int) -> Read:
-    return Read(INTAKE.read(*HERE, offset, 1_000, (), b"\x00?"))
+def record(request_id: str, offset: int, origin: Origin | None = None) -> Read:
+    return read(CODEC.encode(request(request_id, ttl_ms=60_000)), offset, origin)
+
+
+def poison(offset: int, origin: Origin | None = None) -> Read:
+    return read(b"\x00?", offset, origin)
 
 
 def event(request_id: str, origin: Origin, *, ended: bool = False, epoch: int = 1) -> Any:
     made = outcome() if ended else chunk()
-    return replace(made, request_id=request_id, origin=origin, epoch=epoch, created_at=2_000)
+    return replace(made, request_id=request_id, origin=origin, epoch=epoch, created_at=1_000)
 
 
-def plan(*records: Read | None, events: Any = (), committed: tuple[int, str] | None = None) -> PartitionPlan:
+def plan(
+    *records: Read | None, events: Any = (), committed: tuple[int, str] | None = None, now_ms: int = NOW_MS
+) -> PartitionPlan:
     """`records` stand at the offsets 0, 1, …; None: there is none."""
     outcomes = Outcomes()
     for one in events:
         outcomes.on_result(one)
-    logs = RequestLogs(outcomes, {} if committed is None else {HERE: committed}, NOW_MS)
+    logs = RequestLogs(outcomes, {} if committed is None else {HERE: committed}, now_ms)
     for offset, one in enumerate(records):
         if one is not None:
             logs.take(HERE, offset, one.read, is_moved=one.is_moved)
@@ -90,6 +96,19 @@ def test_a_second_call_finds_what_the_first_has_appended() -> None:
     assert (found.commit, dict(found.again)) == ((2, ""), {})
 
 
+def test_a_call_after_an_interrupted_one_keeps_the_order_of_turns() -> None:
+    """The first call has appended `a` alone."""
+    found = plan(record("a", 0), record("b", 1), record("a", 2, at(91)), events=[event("a", at(91))])
+    assert list(found.again.items()) == [(2, at(91)), (1, at(1))]
+    assert found.commit == (3, "")
+
+
+def test_what_has_no_id_and_was_appended_again_counts_once() -> None:
+    found = plan(poison(0), poison(1, at(0)))
+    assert (found.commit, found.unfinished) == ((1, ""), 1)
+    assert plan(poison(0), poison(1)).unfinished == 2
+
+
 def test_an_appended_record_is_found_where_its_origin_names_the_place_at_which_it_stands() -> None:
     found = plan(record("r", 0), record("r", 1, at(1)), events=[event("r", at(1))], committed=(1, ""))
     assert (found.commit, dict(found.again)) == ((1, ""), {})
@@ -111,6 +130,24 @@ def test_what_was_committed_runs_again_only_before_its_deadline() -> None:
     assert plan(fresh, committed=(1, "")).commit == (0, "")
     assert plan(old, committed=(1, "")).commit == (1, "")
     assert plan(old).commit == (0, ""), "nobody has committed it"
+
+
+def test_what_is_older_than_all_results_runs_again_only_before_its_deadline() -> None:
+    """A mirror has no commits, and retention has deleted the outcome: the request must not get a second one."""
+    results = [event("other", at(9), ended=True)]
+    older = record("r", 0, at(0, append_ms=900))
+    found = plan(older, events=results)
+    assert (found.commit, found.presumed_ended) == ((1, ""), 1)
+    assert plan(record("r", 0), events=results).unfinished == 1, "it came with the results"
+    begun = [replace(event("r", at(0, append_ms=900)), created_at=1_000)]
+    assert plan(older, events=begun).unfinished == 1, "readers wait for its end"
+
+
+def test_what_is_long_past_its_deadline_does_not_run_again() -> None:
+    now_ms = 61_000 + 2 * HORIZON_MS
+    assert plan(record("r", 0), now_ms=now_ms - 1).unfinished == 1
+    found = plan(record("r", 0), now_ms=now_ms)
+    assert (found.unfinished, found.presumed_ended) == (0, 1)
 
 
 def test_what_is_no_request_is_done_when_it_was_committed() -> None:

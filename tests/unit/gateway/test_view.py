@@ -48,7 +48,8 @@ from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InvalidCursor, RegistryUnavailable, UnknownSchema
 from penstock.schemas.ids import derived_request_id, idempotent_request_id
 from penstock.schemas.limits import LIMITS
-from penstock.schemas.records import InferenceRequest, Place, Preview, Record, ResultEvent
+from penstock.schemas.origins import origin_header
+from penstock.schemas.records import InferenceRequest, Origin, Place, Preview, Record, ResultEvent
 from penstock.schemas.registry import RegistryResolver
 from penstock.schemas.requests import content_hash, request_to_json
 from penstock.schemas.topics import HEADER_ORIGIN
@@ -417,6 +418,15 @@ def test_a_json_request_without_an_id(gateway: Gateway) -> None:
     gateway.read(REQUESTS, body, timestamp_ms=5_000)
     entry = gateway.found(derived_request_id(*REQUESTS, 0, 5_000))
     assert (entry.priority, entry.accepted_ms) == (1, 5_000)
+
+
+def test_a_json_request_without_an_id_that_is_appended_again_is_not_another(gateway: Gateway) -> None:
+    body = b'{"task": "text_generation", "payload": {"prompt": "a"}}'
+    gateway.read(REQUESTS, body, timestamp_ms=5_000)
+    header = origin_header(Origin(topic=REQUESTS[0], partition=0, offset=0, append_time_ms=5_000))
+    gateway.read(REQUESTS, body, timestamp_ms=6_000, headers=(header,))
+    moved = Place(topic=REQUESTS[0], partition=0, offset=1)
+    assert gateway.found(derived_request_id(*REQUESTS, 0, 5_000)).moved_to == moved
 
 
 def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> None:

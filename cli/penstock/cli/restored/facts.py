@@ -5,19 +5,30 @@ In another cluster every topic has another id, and gateways ignore facts of anot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from penstock.common.shards.addresses import topic_id_of
+from penstock.common.shards.addresses import is_shared, topic_id_of
 from penstock.schemas.records import ConversationFacts
+from penstock.schemas.topics import TopicNames
 
 
-def without_ids(facts: Iterable[ConversationFacts], topic_ids: Collection[str]) -> list[ConversationFacts]:
-    """The facts to write again, without the id: all, unless one has an id of this cluster. Pure.
+def without_ids(
+    facts: Iterable[ConversationFacts], topic_ids: Mapping[str, str], names: TopicNames
+) -> list[ConversationFacts]:
+    """The facts to write again, without the id: those of another cluster whose topic is there. Pure.
 
-    `topic_ids`: of the topics of conversations.
+    `topic_ids`: of the topics of conversations, by name.
     """
-    named = [(one, topic_id_of(one.topic_id)) for one in facts if one.topic_id is not None]
-    if any(topic_id in topic_ids for _, topic_id in named):
-        return []
-    return [replace(one, topic_id=None) for one, _ in named]
+    here = set(topic_ids.values())
+    return [
+        replace(one, topic_id=None)
+        for one in facts
+        if one.topic_id is not None and topic_id_of(one.topic_id) not in here and _topic_of(one, names) in topic_ids
+    ]
+
+
+def _topic_of(facts: ConversationFacts, names: TopicNames) -> str:
+    if is_shared(facts.topic_id):
+        return names.conversation_log
+    return names.conversation(facts.tenant, facts.conversation_id)

@@ -40,9 +40,10 @@ class WorkerGroupSettings(ProcessSettings):
 class WorkerGroup:
     """All methods block. They raise CliFailure, BrokerUnavailable and Forbidden."""
 
-    def __init__(self, kafka: KafkaSettings, configured: str | None, topics: Sequence[str]) -> None:
-        self._kafka, self._topics = kafka, sorted(topics)
-        self.name = group_name(kafka, configured, GROUP, self._topics)
+    def __init__(self, kafka: KafkaSettings, configured: str | None, topics: Mapping[str, int]) -> None:
+        """`topics`: the request topics, with their partitions."""
+        self._kafka, self._topics = kafka, topics
+        self.name = group_name(kafka, configured, GROUP, list(topics))
         members = asked(kafka, lambda client, wait_s: len(self._described(client, wait_s).members), 10.0)
         if members:
             raise CliFailure(f"the group {self.name} has {members} members: {STOP_WORKERS}")
@@ -62,33 +63,37 @@ class WorkerGroup:
             consumer.close()
         return {(one.topic, one.partition): (one.offset, one.metadata or "") for one in found if one.offset >= 0}
 
-    def raise_generation(self, above: int) -> int:
-        """Join again, with other topics each time, until the generation is above this one: 20 ms for each."""
-        consumer, assigned = self._consumer(), list[object]()
-        subscriptions = cycle([self._topics, self._topics[:1]])
-        try:
-            while (generation := group_identity(consumer)[0]) <= above:
-                give_up, joins = time.monotonic() + STEP_S, len(assigned)
-                consumer.subscribe(next(subscriptions), on_assign=lambda _, found: assigned.append(found))
-                while len(assigned) == joins:
-                    consumer.poll(0.02)
-                    if time.monotonic() > give_up:
-                        raise CliFailure(f"the group {self.name} cannot be joined: {STOP_WORKERS}")
-            return generation
-        except KafkaException as error:
-            raise from_kafka(error, f"join the group {self.name}", group=self.name) from error
-        finally:
-            consumer.close()
+    def commit(self, offsets: Mapping[TP, Committed], above: int) -> int:
+        """Join until the generation is above this one, commit as a member, and leave; the generation.
 
-    def commit(self, offsets: Mapping[TP, Committed]) -> None:
-        """Commit while the group has no members."""
+        An empty group without offsets is deleted by its coordinator within minutes, and its generation with it.
+        """
         consumer = self._consumer()
         try:
+            generation = self._raise_generation(consumer, above)
             _, error = commit_now(consumer, offsets)
+        except KafkaException as failure:
+            raise from_kafka(failure, f"join the group {self.name}", group=self.name) from failure
         finally:
             consumer.close()
         if error is not None:
             raise CliFailure(f"the offsets of {self.name} were not committed ({error.str()}): {STOP_WORKERS}")
+        return generation
+
+    def _raise_generation(self, consumer: Consumer, above: int) -> int:
+        """Join again, with other topics each time: 20 ms for each."""
+        first = dict(list(self._topics.items())[:1])
+        subscriptions, assigned = cycle([self._topics, first]), list[list[TopicPartition]]()
+        while (generation := group_identity(consumer)[0]) <= above:
+            give_up, joins, topics = time.monotonic() + STEP_S, len(assigned), next(subscriptions)
+            consumer.subscribe(list(topics), on_assign=lambda _, found: assigned.append(found))
+            while len(assigned) == joins:
+                consumer.poll(0.02)
+                if time.monotonic() > give_up:
+                    raise CliFailure(f"the group {self.name} cannot be joined: {STOP_WORKERS}")
+            if len(assigned[-1]) < sum(topics.values()):
+                raise CliFailure(f"a worker has joined the group {self.name}: {STOP_WORKERS}")
+        return generation
 
     def _consumer(self) -> Consumer:
         admin.check_group(self._kafka, self.name)

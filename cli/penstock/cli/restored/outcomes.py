@@ -16,6 +16,8 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.highest_epoch = 0
+        self.oldest_ms: int | None = None
+        """When the oldest result was published."""
         self._ended: dict[bytes, int] = {}
         """By digest of the key, which takes less memory: when, in ms."""
         self._folds: dict[Key, ResultFold] = {}
@@ -24,6 +26,7 @@ class Outcomes:
     def on_result(self, event: ResultEvent) -> None:
         """Take the next result; its text is not needed."""
         self.highest_epoch = max(self.highest_epoch, event.epoch)
+        self.oldest_ms = event.created_at if self.oldest_ms is None else min(self.oldest_ms, event.created_at)
         key = (event.tenant, event.request_id)
         if _digest(key) in self._ended:
             return

@@ -20,9 +20,10 @@ from penstock.common.outgoing import facts_record
 from penstock.common.reader import RawMessage, raw_message, read_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Transport
-from penstock.processors.kafka.intake import Intake, origin_header
+from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import ConversationFacts, Origin, ResultEvent, StatusEvent
 from penstock.schemas.topics import HEADER_ORIGIN, TP
 
@@ -89,7 +90,7 @@ class Restored:
 
         self._each(self._whole(names.conversation_facts), take)
         topics = [*admin.conversation_topics(self._kafka), names.conversation_log]
-        return without_ids(filter(None, newest.values()), admin.topic_ids(self._kafka, topics).values())
+        return without_ids(filter(None, newest.values()), admin.topic_ids(self._kafka, topics), names)
 
     def write_facts(self, facts: Iterable[ConversationFacts]) -> None:
         """Replace them."""
@@ -104,14 +105,15 @@ class Restored:
 
     def append_again(self, plan: PartitionPlan) -> None:
         """Append the plan's records at the end of their partition, each under its origin."""
-        transport, offsets = Transport(self._kafka), sorted(plan.again)
+        transport, offsets = Transport(self._kafka), list(plan.again)
         try:
             for first in range(0, len(offsets), BATCH):
                 some = offsets[first : first + BATCH]
-                ranges = {plan.tp: (some[0], some[-1] + 1)}
-                wanted = set(some)
-                give_up = time.monotonic() + ANSWER_S
-                for raw in read_ranges(self._kafka, ranges, give_up, keep=lambda one, w=wanted: one.offset() in w):
+                nth = {offset: number for number, offset in enumerate(some)}
+                ranges = {plan.tp: (min(some), max(some) + 1)}
+                give_up = time.monotonic() + READ_S
+                found = read_ranges(self._kafka, ranges, give_up, keep=lambda one, nth=nth: one.offset() in nth)
+                for raw in sorted(found, key=lambda raw, nth=nth: nth[raw.offset]):
                     self._append(transport, raw, plan.again[raw.offset])
                 _flush(transport, plan.tp[0])
         finally:
@@ -145,20 +147,21 @@ def _flush(transport: Transport, topic: str) -> None:
 def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> dict[str, object]:
     """Bring the workers' group in line with the topics; what was found. Raises CliFailure, PenstockError."""
     restored = Restored(kafka, codec)
-    group = WorkerGroup(kafka, load(WorkerGroupSettings).worker.group_id, list(restored.requests))
+    group = WorkerGroup(kafka, load(WorkerGroupSettings).worker.group_id, restored.requests)
     outcomes, facts = restored.outcomes(), restored.foreign_facts()
     plans = restored.plans(outcomes, group)
     report: dict[str, object] = {
         "group": group.name,
         "highest_epoch": outcomes.highest_epoch,
         "unfinished": sum(plan.unfinished for plan in plans),
+        "presumed_ended": sum(plan.presumed_ended for plan in plans),
         "appended_again": sum(len(plan.again) for plan in plans),
         "conversation_facts": len(facts),
     }
     if not dry_run:
-        report["generation"] = group.raise_generation(outcomes.highest_epoch + SPARE_GENERATIONS)
         restored.write_facts(facts)
         for plan in plans:
             restored.append_again(plan)
-        group.commit({plan.tp: plan.commit for plan in plans})
+        above = outcomes.highest_epoch + SPARE_GENERATIONS
+        report["generation"] = group.commit({plan.tp: plan.commit for plan in plans}, above)
     return report

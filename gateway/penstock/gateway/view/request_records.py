@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from penstock.common.reader import RawMessage
 from penstock.schemas.codec import Codec
-from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id, is_derived_id
+from penstock.schemas.ids import check_request_id, check_tenant, is_derived_id
 from penstock.schemas.json_records import json_text
 from penstock.schemas.lifetimes import with_header
+from penstock.schemas.origins import first_place, made_up_id
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import parse_request_bytes
 from penstock.schemas.topics import HEADER_ORIGIN, kind_of_topic
@@ -44,7 +45,7 @@ def read_request(message: RawMessage, codec: Codec, decode: Decode | None = None
     if not value:
         return None
     if (text := json_text(value)) is not None:
-        made_up = derived_request_id(message.topic, message.partition, message.offset, message.timestamp_ms)
+        made_up = made_up_id(first_place(message.headers, origin_of(message)))
         request = parse_request_bytes(
             text, request_id=made_up, now_ms=message.timestamp_ms, topic_kind=kind_of_topic(message.topic)
         )

@@ -65,6 +65,8 @@ class ConversationLog:
         """Kafka's offset."""
         self.topic = TopicForks(head_of(topic_id))
         self.parent: ConversationLog | None = None
+        self.refused_parent: ConversationLog | None = None
+        """The topic that has the parent's name and is not the parent: kept so that only its tail is read again."""
         self.changes = 0
         """How often the messages changed."""
         self._own_bytes = ENTRY_OVERHEAD_BYTES
@@ -103,8 +105,8 @@ class ConversationLog:
 
     @property
     def size_bytes(self) -> int:
-        """About what this takes in memory, the parent's part too."""
-        return self._own_bytes + (0 if self.parent is None else self.parent.size_bytes)
+        """About what this takes in memory, the parents' part too."""
+        return self._own_bytes + sum(one.size_bytes for one in (self.parent, self.refused_parent) if one is not None)
 
     def apply(self, offset: int, key: bytes, message: ConversationMessage | None, value_bytes: int = 0) -> None:
         """Take the next record, at Kafka's offset. A tombstone (message None) removes what its key named."""

@@ -568,13 +568,14 @@ class Turns:
         topic = self._topic_of(log.topic.tenant, fork.conversation_id)
         found, parent = self._log.find(topic, within_s), log.parent
         if found is not None:
-            if parent is None or parent.topic_id != found:
-                parent = ConversationLog(found, limit)
+            known = (one for one in (parent, log.refused_parent) if one is not None and one.topic_id == found)
+            parent = next(known, None) or ConversationLog(found, limit)
             self._read_into(topic, parent, within_s)
         if parent is not None and found is not None and (found == fork.topic_id or parent.has_fork(log)):
             self._read_parent(parent, within_s)
         else:
             logger.warning("turns.no_parent topic=%s topic_id=%s", topic, fork.topic_id)
+            log.refused_parent = None if found is None else parent
             parent = ConversationLog(None, limit)
         log.inherit(parent)
 

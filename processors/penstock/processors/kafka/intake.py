@@ -26,10 +26,11 @@ from penstock.schemas.errors import (
     UnsupportedTask,
     WrongMagic,
 )
-from penstock.schemas.ids import check_request_id, check_tenant, derived_request_id
+from penstock.schemas.ids import check_request_id, check_tenant
 from penstock.schemas.json_records import json_text, legible_fields, object_in
 from penstock.schemas.labels import CORRELATION_ID, NO_LABELS, Labels, labels_of
 from penstock.schemas.lifetimes import check_start, deadline_of, with_header
+from penstock.schemas.origins import first_place, made_up_id, number_in
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.requests import (
     check_callback_url,
@@ -40,7 +41,6 @@ from penstock.schemas.requests import (
 from penstock.schemas.tasks import takes_turn
 from penstock.schemas.topics import (
     HEADER_ATTEMPT,
-    HEADER_ORIGIN,
     TopicNames,
     conversation_key,
     kind_of_topic,
@@ -55,8 +55,6 @@ Headers = Sequence[tuple[str, bytes | None]]
 _IDENTITIES = ("request_id", "tenant"), ("request_id",)
 """Fields that tell whose a record is: as many as can be read."""
 MAX_ATTEMPT = 1_000
-MAX_ORIGIN_BYTES = 320
-"""A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
 ANY_VERSION = bytes(1) + SCHEMA_IDS["InferenceRequest"][-1].to_bytes(4, "big")
 """Makes a body without its id legible up to the fields with which all versions begin."""
 CLOCKS_DIFFER_MS = 5_000
@@ -106,7 +104,7 @@ class Intake:
         try:
             size = len(value or b"") + len(key or b"")
             if headers:
-                origin, attempt = _from_headers(headers, place)
+                origin, attempt = first_place(headers, place), _attempt_in(headers)
                 size += sum(len(name) + len(content or b"") for name, content in headers)
             found = self._read(place, origin, attempt, value, size)
             if isinstance(found, Poison) and any(name == HEADER_SCHEMA_ID for name, _ in headers):
@@ -125,14 +123,14 @@ class Intake:
             if (text := json_text(value)) is not None:  # validated while it is parsed
                 request = parse_request_bytes(
                     text,
-                    request_id=partial(_made_up_id, place),
+                    request_id=partial(made_up_id, origin),
                     now_ms=place.append_time_ms,
                     topic_kind=kind_of_topic(place.topic),
                 )
                 return self._taken(request, place, origin, attempt, None, size)
             request = self._codec.decode(value or b"", InferenceRequest)
         except (DecodeError, InvalidRequest, TooLarge) as error:
-            request_id, tenant, callback_url, labels = self._identity_of(value, place)
+            request_id, tenant, callback_url, labels = self._identity_of(value, origin)
             if isinstance(error, UnsupportedParameter | UnsupportedTask) and request_id is not None:
                 stub = _stub(request_id, tenant or "default", place.append_time_ms, callback_url, labels)
                 return self._taken(stub, place, origin, attempt, error, size)
@@ -214,17 +212,17 @@ class Intake:
             names_deadline=True,
         )
 
-    def _identity_of(self, value: bytes | None, place: Origin) -> tuple[str | None, str | None, str | None, Labels]:
+    def _identity_of(self, value: bytes | None, origin: Origin) -> tuple[str | None, str | None, str | None, Labels]:
         """(request_id, tenant, callback_url, labels) of what is no valid request, as far as it is legible.
 
-        Who waits hears of it. A whole JSON object without an id has the one that is made up of its place.
+        Who waits hears of it. A whole JSON object without an id has the one that is made up of its origin.
         """
         whole = object_in(value or b"")
         body = legible_fields(value) if whole is None else whole
         if body is None:
             return *self._head_of(value or b""), None, NO_LABELS
         found = identity(body)
-        otherwise = None if whole is None else _made_up_id(place)
+        otherwise = None if whole is None else made_up_id(origin)
         return *_checked(found.request_id, found.tenant, otherwise), _callback(found.callback_url), found.labels
 
     def _head_of(self, value: bytes) -> tuple[str | None, str | None]:
@@ -271,38 +269,16 @@ def _refused(request: InferenceRequest, error: PenstockError, origin: Origin, at
     )
 
 
-def origin_header(origin: Origin) -> tuple[str, bytes]:
-    """The header that carries a record's first place when it is put on another partition."""
-    return HEADER_ORIGIN, f"{origin.topic}/{origin.partition}/{origin.offset}/{origin.append_time_ms}".encode()
-
-
-def _from_headers(headers: Headers, origin: Origin) -> tuple[Origin, int]:
-    """Origin and attempt as the headers have them; the record's own where a header is not ours to trust."""
+def _attempt_in(headers: Headers) -> int:
+    """1 where the header is not ours to trust."""
     attempt = 1
     for name, value in headers:
-        if value is None:
-            continue
-        try:
-            if name == HEADER_ATTEMPT:
-                attempt = _number(value, 1, MAX_ATTEMPT)
-            elif name == HEADER_ORIGIN and len(value) <= MAX_ORIGIN_BYTES:
-                topic, partition, offset, append_ms = value.decode().rsplit("/", 3)
-                origin = Origin(
-                    topic=topic,
-                    partition=_number(partition, 0, 2**31 - 1),
-                    offset=_number(offset, 0, 2**63 - 1),
-                    append_time_ms=_number(append_ms, 0, 2**63 - 1),
-                )
-        except ValueError:
-            continue
-    return origin, attempt
-
-
-def _number(value: bytes | str, low: int, high: int) -> int:
-    """Raises ValueError for what is no number from `low` to `high`."""
-    if len(value) > 20 or not low <= (number := int(value)) <= high:
-        raise ValueError("out of range")
-    return number
+        if name == HEADER_ATTEMPT and value is not None:
+            try:
+                attempt = number_in(value, 1, MAX_ATTEMPT)
+            except ValueError:
+                continue
+    return attempt
 
 
 def _checked(request_id: object, tenant: object, otherwise: str | None) -> tuple[str | None, str]:
@@ -315,11 +291,6 @@ def _checked(request_id: object, tenant: object, otherwise: str | None) -> tuple
         return known, check_tenant(tenant)
     except InvalidRequest:
         return known, "default"
-
-
-def _made_up_id(place: Origin) -> str:
-    """The id of a JSON record that came without one."""
-    return derived_request_id(place.topic, place.partition, place.offset, place.append_time_ms)
 
 
 def _callback(url: object) -> str | None:

@@ -13,7 +13,6 @@ from penstock.common.clock import now_ms
 from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, ShowPreview, Status, Terminal
 from penstock.processors.core.requests.work import Subject
 from penstock.processors.engines.base import Finished
-from penstock.processors.kafka.intake import origin_header
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.kafka.topic_watch import PoolTopics
 from penstock.processors.outputs import pixels_of
@@ -21,6 +20,7 @@ from penstock.processors.preparation import Preparation
 from penstock.schemas.aliases import named, names_in
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, to_error_record
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import STATUS_RANKS, ContextHeld, DeadLetter, Preview, ResultEvent, StatusEvent, Usage
 from penstock.schemas.texts import encodable, shortened
 from penstock.schemas.topics import HEADER_CALLBACK, HEADER_NAMES, HEADER_TRACEPARENT, TopicNames, request_key

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from avro_values import records_of
 from kit.examples import examples
 from kit.records import outcome as ended
-from penstock.processors.kafka.intake import Intake, Poison, Taken, origin_header
+from penstock.processors.kafka.intake import Intake, Poison, Taken
 from penstock.schemas.codec import default_codec
 from penstock.schemas.costs import drawing_cost
 from penstock.schemas.ids import NAMESPACE, derived_request_id, idempotent_request_id
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import InferenceRequest, Origin, ResultEvent
 from penstock.schemas.requests import LIMITS
 from penstock.schemas.topics import HEADER_ATTEMPT, HEADER_ORIGIN, TopicNames

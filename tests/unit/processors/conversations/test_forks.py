@@ -414,6 +414,21 @@ async def test_a_fork_without_its_parent_topic_keeps_its_own_messages(log: Worke
     assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"
 
 
+async def test_a_fork_reads_only_the_tail_of_a_topic_that_is_not_its_parent(log: WorkerTopics, turns: Turns) -> None:
+    await turn(turns, "c", 0)
+    log.fork("c", "f", 1)
+    topic = topic_of("default", "c")
+    log.drop(topic)
+    await turn(turns, "c", 1)
+    reads, read = list[tuple[str, int]](), log.read
+    log.read = lambda topic, from_offset, timeout_s: (
+        reads.append((topic, from_offset)) or read(topic, from_offset, timeout_s)
+    )
+    assert await said(turns, "f") == []
+    assert await said(turns, "f") == []
+    assert [begin for read_topic, begin in reads if read_topic == topic] == [0, log.next("c")]
+
+
 async def test_the_cached_bytes_of_a_fork_include_inherited_messages(log: WorkerTopics) -> None:
     """There is room for one of the two, so that the other one is read from its start again."""
     turns, reads, read = turns_of(log, cached_bytes=350_000), list[tuple[str, int]](), log.read

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from kit.records import CODEC, status
-from penstock.processors.kafka.intake import CLOCKS_DIFFER_MS, Intake, Poison, Taken, origin_header
+from penstock.processors.kafka.intake import CLOCKS_DIFFER_MS, Intake, Poison, Taken
 from penstock.schemas.codec import SCHEMA_IDS
 from penstock.schemas.ids import derived_request_id
 from penstock.schemas.labels import Labels, labels_of
+from penstock.schemas.origins import origin_header
 from penstock.schemas.records import InferenceRequest, Origin
 from penstock.schemas.topics import HEADER_ATTEMPT, TopicNames, partition_for
 
@@ -162,6 +163,14 @@ def test_an_id_that_cannot_be_published_is_replaced(request_id: Any, spoil: dict
     found = read(json.dumps({**body, **spoil}).encode())
     named = found if isinstance(found, Poison) else found.request
     assert (named.request_id, named.tenant) == (derived_request_id(TOPIC, 0, 7, APPEND_MS), "default")
+
+
+@pytest.mark.parametrize("payload", [{"prompt": "x"}, {"prompt": 5}], ids=["valid", "invalid"])
+def test_a_json_record_without_an_id_keeps_it_when_it_is_appended_again(payload: dict[str, Any]) -> None:
+    value = json.dumps({"task": "text_generation", "payload": payload}).encode()
+    found = read(value, headers=[origin_header(Origin(topic="t", partition=2, offset=3, append_time_ms=4))])
+    named = found if isinstance(found, Poison) else found.request
+    assert named.request_id == derived_request_id("t", 2, 3, 4)
 
 
 NAMED = {"userId": "u", "session_id": "s", "correlationId": "k", "prompt": "x"}
