@@ -25,7 +25,7 @@ from penstock.gateway.view.snapshot_import import SnapshotImport
 from penstock.gateway.view.snapshot_writer import SnapshotWriter
 from penstock.gateway.view.snapshots import OLD_MS, TURN_S, Snapshots, is_due, turn_of
 from penstock.gateway.view.store import Store
-from penstock.gateway.view.view_file import identity_of
+from penstock.gateway.view.view_file import identity_of, imported_path
 from penstock.schemas.records import GatewayState
 from support import wait_until_async
 
@@ -113,6 +113,22 @@ async def test_one_that_is_not_needed_leaves_nothing_that_a_process_takes_for_a_
     with ViewGateway(path) as young:
         SnapshotImport(snapshots, young.view, young.store).stop()
         await wait_until_async(lambda: not downloaded.exists(), 10, "it is removed")
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_reading_that_ends_early_removes_its_own_file_alone(tmp_path: Path, another: bool) -> None:
+    """A gateway that could not connect reads anew, while the first reading still waits for the store."""
+    written(tmp_path, "cluster")
+    place, path = ArtifactStore(tmp_path / "artifacts").places[None], tmp_path / "young.sqlite"
+
+    def stop(_: int) -> None:
+        if another:
+            assert Snapshots(place, "cluster", path).read(lambda _: None) is not None
+        raise Unusable("it is not needed")
+
+    with pytest.raises(Unusable, match="not needed"):
+        Snapshots(place, "cluster", path).read(stop)
+    assert imported_path(path).exists() is another
 
 
 async def begin(folder: Path, young: ViewGateway) -> None:

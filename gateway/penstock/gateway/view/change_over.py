@@ -26,6 +26,10 @@ _ERASED = "past.erased = 1 AND mine.erased = 1 AND mine.done = 1 AND mine.accept
 """A request that is erased in both, and of which the old file knows the erasure alone."""
 _IN_BOTH = "SELECT 1 FROM requests AS past WHERE past.tenant = mine.tenant AND past.request_id = mine.request_id"
 
+_CACHE = "PRAGMA cache_size = -65536"
+"""In KiB, about the index of a million keys, which are in no order: with SQLite's own cache copying takes four times as
+long."""
+
 LiveCount = tuple[str, Counted, int, int]
 """Requests that are not done: (tenant, as what they are counted, when the first was accepted, how many)."""
 
@@ -86,6 +90,7 @@ class ChangeOver:
         return self._is_switched
 
     def _copy(self, new: sqlite3.Connection, path: Path) -> None:
+        new.execute(_CACHE)
         new.execute("ATTACH ? AS old", (str(path),))
         new.execute("BEGIN IMMEDIATE")
         mine = "FROM old.requests AS mine WHERE"

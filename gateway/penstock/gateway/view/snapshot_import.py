@@ -48,8 +48,8 @@ class SnapshotImport:
         self._reading.add_done_callback(self._end)
 
     def _end(self, reading: asyncio.Future[Path | None]) -> None:
-        if not reading.cancelled():
-            reading.exception()  # it was looked at
+        if reading.cancelled() or reading.exception() is not None:
+            return  # `read` has removed its file
         if not self._is_used:
             asyncio.get_running_loop().run_in_executor(None, self._snapshots.drop)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from penstock.common import log_copies
 from penstock.common.artifacts.places import OpenPlace
@@ -91,20 +94,30 @@ class Snapshots:
 
         Raises Unusable, OSError, StoreUnavailable.
         """
-        inflate = zlib.decompressobj(_GZIP)
         log_copies.remove(self._imported)
+        with self._imported.open("wb") as file:
+            try:
+                return self._imported if self._download(file, heard) else None
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    # Where a later reading has begun meanwhile, the file is that one's.
+                    if os.path.samestat(os.fstat(file.fileno()), self._imported.stat()):
+                        log_copies.remove(self._imported)
+                raise
+
+    def _download(self, file: IO[bytes], heard: Callable[[int], None]) -> bool:
+        """Whether there is one."""
+        inflate = zlib.decompressobj(_GZIP)
         try:
-            with self._imported.open("wb") as file:
-                for piece in self._place.pieces(self._path):
-                    heard(len(piece))
-                    file.write(inflate.decompress(piece))
-                if not file.tell():
-                    return None
+            for piece in self._place.pieces(self._path):
+                heard(len(piece))
+                file.write(inflate.decompress(piece))
         except zlib.error as error:
             raise Unusable(f"it cannot be read: {error}") from error
-        if not inflate.eof:
+        heard(0)
+        if file.tell() and not inflate.eof:
             raise Unusable("it is cut short")
-        return self._imported
+        return file.tell() > 0
 
     def make_view(self, begin: Mapping[TP, int], backfill: Backfill) -> Imported:
         """As `snapshot_file.make_view`, of the file that `read` made."""
