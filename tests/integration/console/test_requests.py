@@ -175,15 +175,15 @@ def test_a_list_follows_its_requests_by_the_filters_in_the_address(gateway: Proc
     waits = gateway.submit(priority=8, payload={"prompt": "p", **SHORT})
     row = page.locator(".requests tr", has_text=waits)
     row.wait_for(timeout=5_000)
-    told(page, "paused")
-    page.get_by_label("Id").fill(waits[9:-4])
-    page.get_by_label("Class").select_option("low")
+    told(page, "the class low is paused")
+    page.get_by_role("textbox", name="Id").fill(waits[9:-4])
+    page.get_by_role("combobox", name="Class").select_option("low")
     page.keyboard.press("Enter")
     page.wait_for_url(f"**/#/requests?id_contains={waits[9:-4]}&class=low")
     told(page, "1 request here")
     page.reload()
     row.wait_for(timeout=5_000)
-    assert page.get_by_label("Class").input_value() == "low"
+    assert page.get_by_role("combobox", name="Class").input_value() == "low"
     page.goto(f"{gateway.url}/#/requests?class=low&status=queued")
     row.wait_for(timeout=10_000)
     httpx.post(f"{gateway.url}/v1/admin/classes/low/resume")
@@ -193,11 +193,11 @@ def test_a_list_follows_its_requests_by_the_filters_in_the_address(gateway: Proc
     told(page, "No request matches")
     page.get_by_role("link", name="All", exact=True).click()
     row.get_by_text("completed").wait_for(timeout=1000 * RUN_S)
-    page.get_by_label("live").uncheck()
+    page.get_by_role("checkbox", name="live").uncheck()
     unseen = gateway.submit(payload={"prompt": "p", **SHORT})
     page.wait_for_timeout(3_000)
     assert page.get_by_text(unseen).count() == 0
-    page.get_by_label("live").check()
+    page.get_by_role("checkbox", name="live").check()
     told(page, unseen)
     assert violations(page) == []
     assert wider_than(page, PHONE) == []
@@ -244,7 +244,7 @@ def test_many_are_scrolled_counted_moved_and_cancelled(gateway: Process, open_pa
     page.get_by_role("button", name="Count them").click()
     told(page, "0 requests match")
     moved = gateway.submit(priority=9, payload={"prompt": "p", **SHORT})
-    page.get_by_label("Command").select_option("high")
+    page.get_by_role("combobox", name="Command").select_option("high")
     page.get_by_role("button", name="Count them").click()
     page.get_by_role("button", name="give the priority high: 1 request").click()
     told(page, "requested for 1 request")
@@ -294,7 +294,7 @@ def test_an_operator_sees_where_requests_of_others_stand_and_cancels_them(
     page.get_by_role("link", name="All tenants").click()
     told(page, "Requests of all tenants")
     page.locator(".requests tr", has_text="theirs").wait_for(timeout=10_000)
-    page.get_by_label("Id").fill("twin")
+    page.get_by_role("textbox", name="Id").fill("twin")
     page.keyboard.press("Enter")
     told(page, "2 requests here")
     assert [one.split("\t")[1] for one in page.locator(".requests tbody tr:not([aria-hidden])").all_inner_texts()] == [
