@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.requests.told import Told
+from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.schemas.errors import InvalidRequest
 
 from .conftest import Run, Runner, StartEngine, changed_copy
@@ -49,7 +49,9 @@ async def test_a_repetition_penalty_is_that_of_transformers(start_engine: StartE
         prompt="Once upon a time",
         params={**GREEDY, "max_tokens": 24},
         extra={"repetition_penalty": "1.3"},
-        told=Told(model="m", text=first.text, token_ids=tuple(first.token_ids), call_chars=(), since=(0, 1)),
+        published=PublishedPrefix(
+            model="m", text=first.text, token_ids=tuple(first.token_ids), call_chars=(), since=(0, 1)
+        ),
     )
     prepared = await runner.engine.prepare(spec)
     assert prepared.goes_on

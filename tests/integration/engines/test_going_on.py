@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.requests.told import Told, count_calls
+from penstock.processors.core.requests.published_prefix import PublishedPrefix, count_calls
 from penstock.processors.engines.base import Delta
 from penstock.schemas.told_logprobs import ToldLogprobs
 
@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def told_by(deltas: list[Delta]) -> Told:
+def told_by(deltas: list[Delta]) -> PublishedPrefix:
     chars: list[int] = []
     for delta in deltas:
         count_calls(chars, delta.calls)
@@ -45,16 +45,16 @@ def told_by(deltas: list[Delta]) -> Told:
     logprobs = ToldLogprobs()
     for delta in deltas:
         logprobs.add(delta.logprobs, logprobs.count)
-    return Told("m", text, tokens, tuple(chars), (1, 1), logprobs)
+    return PublishedPrefix("m", text, tokens, tuple(chars), (1, 1), logprobs)
 
 
 def without_scores(output: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in output.items() if name != "logprobs"}
 
 
-async def begin(runner: Runner, params: dict[str, Any], told: Told | None = None) -> Run:
+async def begin(runner: Runner, params: dict[str, Any], told: PublishedPrefix | None = None) -> Run:
     messages = [{"role": "user", "content": "Tell me of a dog and a café. ☂️ Use signs."}]
-    spec = runner.spec(messages=messages, params={"max_tokens": 40, **params}, request_id="r", told=told)
+    spec = runner.spec(messages=messages, params={"max_tokens": 40, **params}, request_id="r", published=told)
     return Run(runner.engine, spec, await runner.engine.prepare(spec))
 
 

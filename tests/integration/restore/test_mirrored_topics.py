@@ -54,8 +54,11 @@ class Copy:
 def shift_offsets(system: System) -> None:
     """Let the logs begin behind offset 0, as retention does: in a mirror they begin at 0 again."""
     gateway = system.process("g")
-    for one in [gateway.submit(model="noop") for _ in range(12)]:
-        assert gateway.request(one, wait=30)["status"] == "completed"
+    topic = system.names.request("text_generation", 5)
+    for _ in range(200):
+        assert gateway.request(gateway.submit(model="noop"), wait=30)["status"] == "completed"
+        if all(system.ends([topic]).values()):  # each partition has a record
+            break
     system.wait_drained()
     ends = system.ends([*system.names.request_topics(), system.names.result, system.names.status])
     admin.delete_records(system.kafka, {tp: end for tp, end in ends.items() if end})
