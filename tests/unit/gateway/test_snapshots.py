@@ -18,7 +18,7 @@ from kit.view_gateway import ViewGateway, execute
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweep import listing_of, plan
 from penstock.common.artifacts.sweeping import Sweeper
-from penstock.gateway.view import snapshot_file
+from penstock.gateway.view import snapshot_file, snapshot_writer
 from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.snapshot_file import Unusable, take
 from penstock.gateway.view.snapshot_import import SnapshotImport
@@ -166,19 +166,26 @@ async def test_a_gateway_that_cannot_write_lets_the_next_in_turn_do_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = list[Path]()
+    looks: list[None] = []
     snapshots = written(tmp_path, "p- 1")
 
     def fail(read: Path) -> int:
         tries.append(read)
         raise OSError("no space left on device")
 
+    def is_whole() -> bool:
+        looks.append(None)
+        return True
+
     monkeypatch.setattr(snapshots, "write", fail)
     monkeypatch.setattr(snapshots, "begun_ms", lambda: None)
+    monkeypatch.setattr(snapshot_writer, "LOOK_S", 0.01)
     with ViewGateway(tmp_path / "young.sqlite") as young:
         young.read(REQUESTS, request("r"))
-        running = asyncio.create_task(SnapshotWriter(snapshots, young.view, young.store, 1.0, lambda: True).run())
+        running = asyncio.create_task(SnapshotWriter(snapshots, young.view, young.store, 300, is_whole).run())
         await wait_until_async(lambda: tries, 10, "the first try")
-        await asyncio.sleep(1.5)
+        looks.clear()
+        await wait_until_async(lambda: len(looks) > 5, 10, "it looks again")
         running.cancel()
     assert len(tries) == 1
 
