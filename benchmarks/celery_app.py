@@ -1,5 +1,6 @@
 """The peer's application: a task that does nothing. Run by the Python of the peer's own environment (see peers.py)."""
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import os

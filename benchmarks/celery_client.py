@@ -3,6 +3,7 @@
 The queue is filled while the workers do not consume, so that the client's own work is not in the figure.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import json

@@ -4,6 +4,7 @@ Each piece is an entry of a Redis stream, with the id RUN-PIECE: Redis refuses a
 run once a newer one has written. A new run writes from the beginning; readers see by the ids that it is another one.
 """
 
+# pyright: reportMissingImports=false
 from __future__ import annotations
 
 import os

@@ -1,5 +1,6 @@
 """A no-op LitAPI, for the peer's environment: reads a chat, answers a fixed text. usage: litserve_app.py PORT"""
 
+# pyright: reportMissingImports=false
 import sys
 from typing import Any
 
