@@ -68,6 +68,7 @@ check: $(STAMP) ## Lint, format, types, import direction, schema evolution
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pyright -p tests
 	$(BIN)/lint-imports
 	$(BIN)/penstock schemas check
+	$(BIN)/penstock schemas asyncapi --against docs/reference/asyncapi.json
 	@if command -v tsc >/dev/null; then set -x; tsc -p gateway/penstock/gateway/console; \
 	  elif [ -n "$$PENSTOCK_CI" ]; then echo "tsc is missing: apt-get install node-typescript"; exit 1; \
 	  else echo "tsc is missing (Debian: node-typescript): the types of the console's scripts are not checked"; fi

@@ -73,7 +73,7 @@ def open_pages(gateway: Process, count: int) -> Iterator[None]:
         yield
         return
     asking = subprocess.Popen([sys.executable, str(PAGES), "127.0.0.1", str(gateway.port), str(count)])
-    time.sleep(2.5)
+    time.sleep(3.5)
     try:
         yield
         assert asking.poll() is None, "the pages ended"

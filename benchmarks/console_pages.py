@@ -9,18 +9,17 @@ import asyncio
 import random
 import sys
 
-EVERY_2_S = ("/v1/admin/problems", "/v1/admin/stats", "/v1/admin/requests?tenant=*&limit=20")
-EVERY_4_S = ("/v1/admin/devices", "/v1/admin/waiting", "/v1/admin/tenants")
-EVERY_10_S = ("/v1/stats", "/v1/admin/history?range_s=3600&step_s=60")
+EVERY_3_S = ("/v1/admin/overview", "/v1/admin/requests?tenant=*&limit=20")
+EVERY_9_S = ("/v1/stats", "/v1/admin/history?range_s=3600&step_s=60")
 
 
 async def ask(host: str, port: int) -> None:
     """One page, on one connection."""
-    await asyncio.sleep(random.uniform(0, 2))
+    await asyncio.sleep(random.uniform(0, 3))
     reader, writer = await asyncio.open_connection(host, port)
     etags: dict[str, str] = {}
     for turn in range(1_000_000):
-        for path in (*EVERY_2_S, *(EVERY_4_S if turn % 2 == 0 else ()), *(EVERY_10_S if turn % 5 == 0 else ())):
+        for path in (*EVERY_3_S, *(EVERY_9_S if turn % 3 == 0 else ())):
             known = f"if-none-match: {etags[path]}\r\n" if path in etags else ""
             writer.write(
                 f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\ncache-control: max-age=2\r\n{known}\r\n".encode()
@@ -32,7 +31,7 @@ async def ask(host: str, port: int) -> None:
             await reader.readexactly(int(headers.get("content-length", "0")))
             if "etag" in headers:
                 etags[path] = headers["etag"]
-        await asyncio.sleep(2)
+        await asyncio.sleep(3)
 
 
 async def main(host: str, port: str, pages: str) -> None:

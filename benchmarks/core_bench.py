@@ -22,7 +22,7 @@ from common import Row, interleave, save
 from penstock.gateway.view.frames import ChunkFrame
 from penstock.gateway.view.hub import Hub
 from penstock.processors.core import effects as ask
-from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.commit.commit import Commit
 from penstock.processors.core.fleet.estimates import EstimateKey, Estimates
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
 from penstock.processors.core.fleet.placement import decide
@@ -108,7 +108,7 @@ def dictionary() -> int:
 
 def gate() -> Work:
     """Records in flight by the dozen; the newest ends first, so that each dozen can be committed with its oldest."""
-    held = CommitGate(commit_span=1_000)
+    held = Commit(commit_span=1_000)
     tp, position = ("inference.request.medium", 0), 0
     held.assign({tp: (0, "")}, 1)
 
@@ -116,7 +116,7 @@ def gate() -> Work:
         nonlocal position
         offsets = range(position, position + INFLIGHT)
         position += INFLIGHT
-        held.batch(tp, offsets.start, offsets.stop, offsets)
+        held.delivered(tp, offsets.start, offsets.stop, offsets)
         for offset in offsets:
             held.arrive(tp, offset, f"r{offset}")
         for offset in reversed(offsets):
@@ -131,11 +131,11 @@ def gate() -> Work:
 
 def commits() -> Work:
     """Half of the offsets behind each unfinished head are done, at random: the done maps are made anew each time."""
-    held, chance = CommitGate(commit_span=SPAN), random.Random(1)
+    held, chance = Commit(commit_span=SPAN), random.Random(1)
     tps = [("inference.request.medium", number) for number in range(16)]
     held.assign(dict.fromkeys(tps, (0, "")), 1)
     for tp in tps:
-        held.batch(tp, 0, SPAN, range(SPAN))
+        held.delivered(tp, 0, SPAN, range(SPAN))
         for offset in range(SPAN):
             held.arrive(tp, offset, f"{tp[1]}/{offset}")
         for offset in chance.sample(range(1, SPAN), SPAN // 2):
@@ -145,7 +145,7 @@ def commits() -> Work:
     def work() -> int:
         nonlocal end
         for tp in tps:
-            held.batch(tp, end, end + 1, [])
+            held.delivered(tp, end, end + 1, [])
         end += 1
         assert len(held.commits()) == len(tps)
         return len(tps)
@@ -257,8 +257,8 @@ class FullCard:
             pool=None,
             names_deadline=False,
         )
-        self.flow.arrivals.delivered_range(tp, number, number + 1, [number])
-        self.flow.arrivals.arrived(tp, number, taken, Body(request, b"", (), None), self.now, 1)
+        self.flow.commit.delivered(tp, number, number + 1, [number])
+        self.flow.arrived(tp, number, taken, Body(request, b"", (), None), self.now, 1)
 
     def _carry_out(self) -> None:
         """What the shells do, at once: engines are up, outcomes acknowledged."""
@@ -274,7 +274,7 @@ class FullCard:
                 elif isinstance(effect, ask.Start):
                     self.running.append((effect.subject, effect.run_id))
                 elif isinstance(effect, ask.Terminal):
-                    flow.durable.delivered(effect.subject, effect.status)
+                    flow.published(effect.subject, effect.status)
 
     def work(self) -> int:
         """A run ends, the next starts with its grant, and a request arrives."""
@@ -284,8 +284,8 @@ class FullCard:
             self.flow.attempts.finished(subject, run_id, None, self.now, large=False)
             self._arrive()
             self._carry_out()
-        for tp, (offset, metadata) in self.flow.gate.commits().items():
-            self.flow.gate.committed(tp, offset, metadata)
+        for tp, (offset, metadata) in self.flow.commit.commits().items():
+            self.flow.commit.committed(tp, offset, metadata)
         assert len(self.running) == self.SLOTS * self.MODELS
         return 100
 
@@ -315,6 +315,9 @@ class BenchBook:
         return None
 
     def deleted_at(self, tenant: str, conversation_id: str) -> None:
+        return None
+
+    def erasure(self, tenant: str, request_id: str, append_time_ms: int) -> None:
         return None
 
     def erasures(self) -> list[ControlCommand]:

@@ -16,7 +16,7 @@ from flow_driver import World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.execution import Execution
-from penstock.processors.lanes import Lanes
+from penstock.processors.lanes import LaneShell
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import Machine
 from penstock.processors.models.serving import Serving
@@ -42,7 +42,7 @@ class LiveFlow(World):
         settings, _, book = args
         self.now = time.monotonic()
         metrics = Metrics()
-        self.lanes = Lanes(metrics)
+        self.lanes = LaneShell(metrics)
         self.serving = Serving(
             self.settings,
             publish=lambda topic, key, record: None,

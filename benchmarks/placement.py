@@ -23,17 +23,17 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Protocol
 
-from penstock.processors.core.fleet.ledger import DeviceCapacity, Grant, Ledger
+from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger, MemoryGrant
 from penstock.processors.core.fleet.placement import DEFAULTS, decide
 from penstock.processors.core.fleet.views import (
     Demand,
     Drain,
-    Load,
     ModelView,
     Need,
+    PlannedLoad,
+    PlannedUnload,
     ReplicaView,
     Reserve,
-    Unload,
     UseRate,
 )
 from penstock.processors.core.queue.scheduler import Scheduler
@@ -179,7 +179,7 @@ class Replica:
     model: Model
     number: int
     device: str
-    grant: Grant
+    grant: MemoryGrant
     state: str = "loading"
     ready_at: float | None = None
     last_used_at: float | None = None
@@ -439,14 +439,14 @@ class Penstock:
             ),
         )
 
-    def _carry_out(self, decision: Load | Drain | Unload | Reserve) -> None:
+    def _carry_out(self, decision: PlannedLoad | Drain | PlannedUnload | Reserve) -> None:
         world = self._world
         match decision:
-            case Load():
+            case PlannedLoad():
                 world.load(world.models[decision.model], decision.replica, decision.devices[0])
             case Reserve():
                 world.ledger.reserve(decision.device, decision.bytes, decision.model, decision.until, world.now)
-            case Drain() | Unload():
+            case Drain() | PlannedUnload():
                 place = (decision.model, decision.replica)
                 replica = next(one for one in world.replicas if (one.model.name, one.number) == place)
                 replica.for_model = decision.for_model

@@ -2,6 +2,9 @@
 
 .venv/bin/python docs/generate.py           writes them
 .venv/bin/python docs/generate.py --check   exits 1 and names the pages that are stale
+
+Neither passes over a change of reference/asyncapi.json that breaks clients: raise the first number of `VERSION` in
+gateway/penstock/gateway/document/asyncapi.py if that is intended.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from generator import commands, errors, proofs, records, settings
+from generator import commands, errors, messages, proofs, records, settings
 
 FOLDER = Path(__file__).parent
 COMMAND = ".venv/bin/python docs/generate.py"
@@ -19,6 +22,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/settings.md": settings.page,
     "reference/errors.md": errors.page,
     "reference/cli.md": commands.page,
+    "reference/asyncapi.json": messages.page,
     "what-is-proven.md": proofs.page,
 }
 
@@ -44,6 +48,10 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         print(__doc__, file=sys.stderr)
         return 2
+    broken = messages.unannounced(FOLDER / "reference/asyncapi.json")
+    if broken:
+        print("docs/reference/asyncapi.json: clients break", *broken, __doc__, sep="\n", file=sys.stderr)
+        return 1
     if arguments:
         names = stale()
         for name in names:

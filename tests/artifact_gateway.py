@@ -30,7 +30,7 @@ class ArtifactGateway:
         policy = AuthPolicy.build(keys_file=keys, ticket_key="shared")
         limits = Allowances(defaults=Limits(artifact_bytes=20_000_000))
         port = free_port()
-        config = server_config(artifact_app(store, limits, policy), "127.0.0.1", port, drain_s=1, access_log=True)
+        config = server_config(artifact_app(store, limits, policy), "127.0.0.1", port, drain_s=1)
         config.lifespan = "off"
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)

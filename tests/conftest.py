@@ -199,12 +199,6 @@ def tiny_vision() -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_captioner() -> Path:
-    """The folder of a tiny model that names the colour of a picture, and knows no questions."""
-    return prepared("tiny-captioner")
-
-
-@pytest.fixture(scope="session")
 def upscaler() -> Path:
     """The folder of Real-ESRGAN's compact network with its real weights, fetched once."""
     return prepared("realesr-animevideov3")

@@ -17,7 +17,7 @@ from penstock.schemas.choosing import Choice
 from penstock.schemas.errors import ModelNotFound, PenstockError
 from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Requirements
 
-HIGH, MEDIUM, LOW, EMBEDDING = "high", "medium", "low", "embedding"
+TOPICS = HIGH, MEDIUM, LOW, EMBEDDING = "high", "medium", "low", "embedding"
 PRIORITY = {"high": 2, "medium": 5, "low": 8}
 
 
@@ -56,6 +56,8 @@ class World:
     def __init__(self, *lanes: str, **settings: Any) -> None:
         self.now = 100.0
         self.models, self.book = Models(*(lanes or ("m",))), remembers_all()
+        self.died_of: dict[str, int] = {}
+        """How many workers died while a request of this id ran."""
         self.flow = self.make_flow(FlowSettings(**settings), self.models, self.book)
         self.flow.registry.transitions = set()
         self.wall_ms = 1_000_000
@@ -76,14 +78,15 @@ class World:
         """Where what takes no turn appends its output."""
         self.offsets: dict[tuple[str, int], int] = {}
         self.bodies: dict[tuple[str, int, int], tuple[Taken, Body]] = {}
-        self.flow.assigned(
-            {(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}, 1, fenced=False, now=self.now
-        )
-        self.settle()
+        self._committed: dict[tuple[str, int], int] = {}
+        self.assigned(1)
 
     def make_flow(self, *args: Any) -> Flow:
         """A flow of models that take no memory; subclasses make others."""
-        return Flow(*args)
+        return Flow(*args, deaths=self.deaths)
+
+    def deaths(self, key: Any, request_id: str) -> int:
+        return self.died_of.get(request_id, 0)
 
     # -- in
 
@@ -106,6 +109,7 @@ class World:
         error: PenstockError | None = None,
         belongs_on: int | None = None,
         pool: str | None = None,
+        names_pool: str | None = None,
         execution_timeout_ms: int | None = None,
         payload: dict[str, Any] | None = None,
         task: str = "text_generation",
@@ -127,6 +131,7 @@ class World:
             priority=PRIORITY[klass],
             model=model,
             conversation_id=line or conversation_id,
+            pool=names_pool,
             stream=stream,
             created_at=self.wall_ms,
             max_attempts=max_attempts,
@@ -153,8 +158,8 @@ class World:
         )
         body = Body(request, b"value", (), None)
         self.bodies[(*tp, offset)] = (read, body)
-        self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrivals.arrived(tp, offset, read, body, self.now, self.wall_ms)
+        self.flow.commit.delivered(tp, offset, offset + 1, [offset])
+        work = self.flow.arrived(tp, offset, read, body, self.now, self.wall_ms)
         if settle:
             self.settle()
         return work
@@ -165,13 +170,15 @@ class World:
         self.offsets[tp] = offset + 1
         origin = Origin(topic=MEDIUM, partition=0, offset=offset, append_time_ms=self.wall_ms)
         read = Poison(reason=reason, request_id=request_id, tenant=None, origin=origin, attempt=1)
-        self.flow.arrivals.delivered_range(tp, offset, offset + 1, [offset])
-        work = self.flow.arrivals.arrived(tp, offset, read, Body(read.request, value, (), None), self.now, self.wall_ms)
+        self.flow.commit.delivered(tp, offset, offset + 1, [offset])
+        work = self.flow.arrived(tp, offset, read, Body(read.request, value, (), None), self.now, self.wall_ms)
         self.settle()
         return work
 
-    def up(self, lane: str = "m", slots: int = 1, tokens: int | None = None, *, inline: bool = False) -> None:
-        self.flow.replicas.up(lane, 0, slots, tokens, self.now, inline=inline)
+    def up(
+        self, lane: str = "m", slots: int = 1, tokens: int | None = None, *, inline: bool = False, replica: int = 0
+    ) -> None:
+        self.flow.replicas.up(lane, replica, slots, tokens, self.now, inline=inline)
         self.settle()
 
     def die(self, lane: str = "m") -> None:
@@ -179,6 +186,28 @@ class World:
         for request_id in [r for r, work in self.running.items() if work.lane == lane]:
             del self.running[request_id]
         self.flow.replicas.down(lane, 0, self.now)
+        self.settle()
+
+    def load_failed(self, error: PenstockError, lane: str = "m", replica: int = 0) -> None:
+        self.flow.replicas.load_failed(lane, replica, error, self.now)
+        self.settle()
+
+    def assigned(self, generation: int, topics: tuple[str, ...] = TOPICS, *, fenced: bool = False) -> None:
+        """Partition 0 of these topics from now on, with nothing committed."""
+        self.flow.assigned({(topic, 0): (0, "") for topic in topics}, generation, fenced=fenced, now=self.now)
+        self.settle()
+
+    def answer_checked(self, work: Any, answer: Any) -> None:
+        self.flow.durable.answer_checked(work.subject, answer, self.now, large=False)
+        self.settle()
+
+    def prepare(self, work: Work) -> None:
+        """Answers a preparation that was held back, as one that needs nothing."""
+        self.flow.attempts.prepared(work.subject, work.run.run_id, 0, None, self.now)
+        self.settle()
+
+    def refuse(self, work: Work, error: PenstockError, *, again: bool = True) -> None:
+        self.flow.attempts.refused(work.subject, work.run.run_id, error, self.now, again=again)
         self.settle()
 
     def finish(self, request_id: str, *, large: bool = False, output_bytes: int = 0) -> None:
@@ -291,12 +320,12 @@ class World:
                 self.ended.append((subject.request_id, status))
                 if (work := flow.registry.of(subject)) is not None:
                     self.ended_works.append(work)
-                flow.durable.delivered(subject, status)
+                flow.published(subject, status)
             case ask.PublishDeadLetter(subject):
                 self.letters.append(subject.request_id)
-                flow.durable.dead_lettered(subject, self.now)
+                flow.dead_lettered(subject, self.now)
             case ask.Republish(subject):
-                flow.durable.moved(subject)
+                flow.moved(subject)
             case ask.Fetch(tp, offsets):
                 for offset in offsets:
                     read, body = self.bodies[(*tp, offset)]
@@ -308,18 +337,26 @@ class World:
             case _:
                 pass
 
+    def effects(self, kind: type) -> list[Any]:
+        return [effect for effect in self.seen if isinstance(effect, kind)]
+
+    def held(self, kind: type) -> list[Any]:
+        """Those of which the answer is held back."""
+        return [effect for effect in self.asked if isinstance(effect, kind)]
+
     def status_of(self, request_id: str) -> str | None:
         return dict(self.ended).get(request_id)
 
     def committed(self, topic: str = MEDIUM) -> int:
         """The offset that would be committed for partition 0 of the topic."""
-        for tp, (offset, metadata) in self.flow.gate.commits().items():
-            self.flow.gate.committed(tp, offset, metadata)
+        for tp, (offset, metadata) in self.flow.commit.commits().items():
+            self.flow.commit.committed(tp, offset, metadata)
             self._committed[tp] = offset
         return self._committed.get((topic, 0), 0)
 
-    @property
-    def _committed(self) -> dict[tuple[str, int], int]:
-        if not hasattr(self, "_commits"):
-            self._commits: dict[tuple[str, int], int] = {}
-        return self._commits
+
+def ready(*, slots: int = 1, tokens: int | None = None, inline: bool = False, **settings: Any) -> World:
+    """A world with an engine for its one model."""
+    world = World(**settings)
+    world.up(slots=slots, tokens=tokens, inline=inline)
+    return world

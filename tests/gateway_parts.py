@@ -16,6 +16,7 @@ from penstock.gateway.openai.reached import reach_check
 from penstock.gateway.service.dependencies import Dependencies, Tried
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.threads import Threads
 from penstock.schemas.errors import PenstockError
 
 
@@ -24,34 +25,28 @@ def routes_with(own: dict[RouteKey, Rules]) -> RouteTable:
     return RouteTable({**{key: declared.rules for key, declared in ROUTES.items()}, **own})
 
 
+class ServiceOf(GatewayService):
+    """One object is every part that was not given."""
+
+    def __init__(self, part: Any, **parts: Any) -> None:
+        self._part = part
+        vars(self).update(parts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in GatewayService.__init__.__code__.co_names:
+            raise AttributeError(f"the service has no part {name}")
+        return self._part
+
+
 def service_with(part: Any, artifacts: Any = None, dependencies: Dependencies | None = None) -> GatewayService:
     settings = GatewaySettings()
-    return GatewayService(
+    return ServiceOf(
+        part,
         settings=settings,
         kafka=settings.kafka_settings(),
         artifacts=artifacts,
-        facts=part,
-        submitting=part,
-        lookups=part,
-        turns=part,
-        deliveries=part,
-        records=part,
-        subscriptions=part,
-        control=part,
-        bulk_commands=part,
-        model_orders=part,
-        sweeps=part,
-        ending_lost=part,
-        withdrawing=part,
-        conversations=part,
-        layout=part,
-        conversation_facts=part,
-        forking=part,
-        deleting=part,
+        threads=Threads(),
         retention=Retention(),
-        conversation_sweeps=part,
-        feeds=part,
-        redriving=part,
         transactions=Mock(**{"result.return_value": Tried("transactions", 0)}),
         dependencies=dependencies or Dependencies({}, every_s=60),
     )

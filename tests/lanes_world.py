@@ -1,4 +1,4 @@
-"""A flow whose loads are carried out by a real `Lanes`, `Serving` and manager; sizes and engines are a test's."""
+"""A flow whose loads are carried out by a real `LaneShell`, `Serving` and manager; sizes and engines are a test's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flow_driver import World
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
-from penstock.processors.lanes import Lanes
+from penstock.processors.lanes import LaneShell
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.manager import ModelManager
@@ -24,7 +24,7 @@ class LanesWorld(World):
 
     def __init__(self, models: list[ModelEntry], **settings: Any) -> None:
         self.metrics = Metrics()
-        self.lanes = Lanes(self.metrics, clock=lambda: self.now)
+        self.lanes = LaneShell(self.metrics, clock=lambda: self.now)
         self.serving = Serving(
             WorkerSettings.model_validate({"models": models, **settings}),
             publish=self.publish,

@@ -50,14 +50,17 @@ offset.flush.interval.ms = 1000
 
 @cache
 def _jars() -> str:
-    """34 MB, fetched once."""
+    """34 MB, fetched once: to build again puts the files anew while another process's JVM loads them."""
     folder = cache_dir() / f"mirror-maker-{KAFKA_VERSION}"
+    built = folder / "classpath"
     with exclusive(folder.with_suffix(".lock"), lambda _: None):
-        try:
-            environment: Any = jgo.build(_CODE, cache_dir=folder)
-        except Exception as error:
-            pytest.skip(f"MirrorMaker cannot be fetched: {error}")
-    return ":".join(str(jar) for jar in environment.all_jars)
+        if not built.exists() or not all(Path(jar).exists() for jar in built.read_text().split(":")):
+            try:
+                environment: Any = jgo.build(_CODE, cache_dir=folder)
+            except Exception as error:
+                pytest.skip(f"MirrorMaker cannot be fetched: {error}")
+            built.write_text(":".join(str(jar) for jar in environment.all_jars))
+        return built.read_text()
 
 
 @contextmanager

@@ -7,19 +7,19 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.processors.core.fleet.ledger import DeviceCapacity, Grant, Ledger
+from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger, MemoryGrant
 from penstock.processors.core.fleet.placement import decide
 from penstock.processors.core.fleet.views import (
     RANKS,
     Decision,
     Demand,
     Drain,
-    Load,
     ModelView,
     PlacementSettings,
+    PlannedLoad,
+    PlannedUnload,
     ReplicaView,
     Reserve,
-    Unload,
     UseRate,
 )
 
@@ -31,7 +31,7 @@ class FakeReplica:
     model: str
     replica: int
     devices: tuple[str, ...]
-    grant: Grant
+    grant: MemoryGrant
     until: float
     state: str = "loading"
     ready_at: float | None = None
@@ -145,7 +145,7 @@ class PlacementWorld:
 
     def _carry_out(self, decision: Decision) -> None:
         match decision:
-            case Load():
+            case PlannedLoad():
                 view = self.models[decision.model]
                 assert self.now >= self.broken.get(decision.model, 0)
                 assert not any((r.model, r.replica) == (decision.model, decision.replica) for r in self.replicas)
@@ -169,7 +169,7 @@ class PlacementWorld:
                 assert decision.reason == "desired" or self.now - one.ready_at >= least_s, "its turn was cut short"
                 one.state, one.for_model = "draining", decision.for_model
                 self.evictions.append((self.now, decision.model, decision.reason, decision.for_model))
-            case Unload():
+            case PlannedUnload():
                 one = self._replica(decision.model, decision.replica)
                 assert not one.runs
                 if one.state == "ready":

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from penstock.common import admin
 from system import Process, System
 
 
@@ -44,3 +45,16 @@ def text_so_far(gateway: Process, request_id: str) -> str:
                 if len(pieces) == 3:
                     break
     return "".join(pieces)
+
+
+def shift_offsets(system: System) -> None:
+    """Let the logs begin behind offset 0, as retention does: in a mirror they begin at 0 again."""
+    gateway = system.process("g")
+    topic = system.names.request("text_generation", 5)
+    for _ in range(200):
+        assert gateway.request(gateway.submit(model="noop"), wait=30)["status"] == "completed"
+        if all(system.ends([topic]).values()):  # each partition has a record
+            break
+    system.wait_drained()
+    ends = system.ends([*system.names.request_topics(), system.names.result, system.names.status])
+    admin.delete_records(system.kafka, {tp: end for tp, end in ends.items() if end})

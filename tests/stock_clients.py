@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -90,18 +91,18 @@ def _go(library: str) -> Command:
 
 
 def installed_by_npm(package: str, *beside: Path) -> Path:
-    """A folder with the package in its node_modules, and copies of the files `beside`."""
+    """A folder with the package (or several, with spaces between) in its node_modules, and copies of `beside`."""
     npm = tool("npm")
 
     def make(folder: Path) -> None:
         for path in beside:
             shutil.copy(path, folder)
         options = ["--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = _run([npm, "install", "--prefix", str(folder), *options, package], folder)
+        done = _run([npm, "install", "--prefix", str(folder), *options, *package.split()], folder)
         if done.returncode != 0:
             missing(f"{package} cannot be fetched: {done.stderr[-300:]}")
 
-    return _made(package.replace("@", "-"), beside, make)
+    return _made(re.sub(r"[@/ ]+", "-", package).strip("-"), beside, make)
 
 
 def _java() -> Command:

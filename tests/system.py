@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from broker_reads import BrokerReads
 from kit.fork_server import starts_alike
 from kit.zygote import Forked, zygote
+from penstock.cli import children
 from penstock.cli.paths import free_port
 from penstock.common.engine_kinds import KINDS
 from penstock.common.settings import KafkaSettings
@@ -41,7 +43,7 @@ class Process:
     """One child with its log; ended by its own pid and never by name."""
 
     name: str
-    popen: Forked
+    popen: Forked | subprocess.Popen[bytes]
     log: Path
     port: int
     command: str
@@ -119,7 +121,7 @@ class Process:
 
 def toml_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(toml_value(item) for item in value) + "]"
     return json.dumps(value)
@@ -144,9 +146,13 @@ class System:
     summarizer_options: Mapping[str, Any] = field(default_factory=dict)
     sharded: bool = False
     """Conversations share a topic."""
+    kafka_options: Mapping[str, Any] = field(default_factory=dict)
+    """How processes reach the broker, where that is not as the tests do."""
     keys: dict[str, str] = field(default_factory=dict)
     """Of tenants, by tenant."""
     processes: list[Process] = field(default_factory=list)
+    forked: bool = True
+    """False: processes are started by a command line of their own, which they can execute again."""
     python_path: str = ""
     """Of an older release, which processes that are started from then on run."""
 
@@ -183,7 +189,7 @@ class System:
 
     def config(self) -> Path:
         sections: dict[str, Mapping[str, Any]] = {
-            "kafka": {"bootstrap_servers": self.bootstrap, "topic_prefix": self.prefix},
+            "kafka": {"bootstrap_servers": self.bootstrap, "topic_prefix": self.prefix, **self.kafka_options},
             # The least that Kafka allows: the work of each worker that is killed waits for so long.
             "worker": {"group_id": self.group, "session_timeout_s": 6, **self.worker_options},
             "gateway": {"host": "127.0.0.1", **self.gateway_options},
@@ -210,8 +216,11 @@ class System:
     def start(self, command: str, name: str, port: int, env: Mapping[str, str]) -> Process:
         log = self.folder / f"{name}.log"
         whole = {**os.environ, "PENSTOCK_CONFIG": str(self.config()), "PYTHONUNBUFFERED": "1", **env}
-        engines = command == "worker" and self._imports_torch() and starts_alike(whole)
-        popen = zygote(engines=engines, path=self.python_path).start([command], whole, log)
+        if self.forked:
+            engines = command == "worker" and self._imports_torch() and starts_alike(whole)
+            popen = zygote(engines=engines, path=self.python_path).start([command], whole, log)
+        else:
+            popen = children.spawn([sys.executable, "-m", "penstock.cli.main", command], log=log, env=whole)
         process = Process(name, popen, log, port, command)
         self.processes.append(process)
         return process

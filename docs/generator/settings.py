@@ -45,6 +45,8 @@ ORDER = (
     "artifacts",
     "images",
     "schema_registry",
+    "telemetry",
+    "log",
     "bridge",
     "queue_merge",
     "queues",
@@ -97,7 +99,7 @@ of objects. What `options` may hold stands in [engine options](engine-options.md
 DEVICES = """\
 What a worker may use of single devices; without any table it finds main memory and all cards itself. In the environment
 all of them are one variable, `PENSTOCK_DEVICES`, a JSON list of objects. A table that names a device goes before one
-for its kind. How to: [devices](../how-to.md#say-what-penstock-may-use-of-a-machine)."""
+for its kind. How to: [devices](../how-to/models.md#say-what-penstock-may-use-of-a-machine)."""
 
 LIMITS = """\
 What each tenant may have at the gateway and the bridge; `[gateway.limits.tenants.NAME]` holds what differs for one of
@@ -124,9 +126,11 @@ OTHERS = [
         " go before the TOML file, and variables before them.",
     ],
     [
-        "`PENSTOCK_LOG_LEVEL`",
-        "worker, gateway, bridge, webhooks, summarizer",
-        "`DEBUG`, `INFO` (default), `WARNING` or `ERROR`.",
+        "`PENSTOCK_…_FILE`",
+        "all",
+        "The path of a file with the value of the setting, as `PENSTOCK_KAFKA__SECURITY__SASL_PASSWORD_FILE` or"
+        " `PENSTOCK_AUTH__TICKET_KEY_FILE`. Blanks at its ends do not count. It has the rank of the variable without"
+        " `_FILE`; both at once are an error.",
     ],
     ["`PENSTOCK_URL`", "client commands", "The gateway, in place of `--url`."],
     ["`PENSTOCK_API_KEY`", "client commands", "The key, in place of `--key`."],

@@ -50,6 +50,7 @@ def fake_readers(monkeypatch: pytest.MonkeyPatch, module: Any, topics: Mapping[s
 
     monkeypatch.setattr(module, "PartitionReader", make)
     monkeypatch.setattr(admin, "partition_counts", lambda *_, **__: dict(topics))
+    monkeypatch.setattr(admin, "topic_id", lambda _, topic, *__: topic if topic in topics else None)
     for name in ("begin_offsets", "end_offsets", "offsets_at"):
         monkeypatch.setattr(admin, name, lambda _, partitions, *__: dict.fromkeys(partitions, first))
     return made

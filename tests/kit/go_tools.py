@@ -58,7 +58,7 @@ def go_program(package: str) -> Path:
     """The program that `go install` makes of a package with its version, as `example.com/module/cmd/name@v1.2.3`."""
     path, _, version = package.partition("@")
     folder = cache_dir() / "go-tools" / version
-    program = folder / path.rpartition("/")[2]
+    program = folder / re.sub(r"/v\d+$", "", path).rpartition("/")[2]
     with exclusive(program.with_suffix(".lock")):
         if not program.exists():
             _run(_go(), "install", package, GOBIN=str(folder))

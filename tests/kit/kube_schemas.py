@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import yaml
 
@@ -13,12 +14,13 @@ from kit.go_tools import go_module
 from kit.helm_chart import KUBERNETES
 from penstock.cli.paths import cache_dir, exclusive
 
+OPERATOR = "example/prometheus-operator-crd/monitoring.coreos.com_{}.yaml"
 MODULES = {
-    f"k8s.io/kubernetes@v{KUBERNETES}": "api/openapi-spec/swagger.json",
-    "github.com/kedacore/keda/v2@v2.21.0": "config/crd/bases/keda.sh_scaledobjects.yaml",
-    "github.com/prometheus-operator/prometheus-operator@v0.85.0": (
-        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"
-    ),
+    f"k8s.io/kubernetes@v{KUBERNETES}": ["api/openapi-spec/swagger.json"],
+    "github.com/kedacore/keda/v2@v2.21.0": ["config/crd/bases/keda.sh_scaledobjects.yaml"],
+    "github.com/prometheus-operator/prometheus-operator@v0.85.0": [
+        OPERATOR.format(kind) for kind in ("podmonitors", "servicemonitors", "prometheusrules")
+    ],
 }
 Schema = dict[str, Any]
 INT_OR_STRING = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
@@ -31,14 +33,14 @@ OWN_FORMS = {
 
 def kube_schemas() -> str:
     """Where kubeconform finds the schemas, as its option takes it."""
-    digest = "-".join(module.rpartition("@v")[2] for module in MODULES)
+    digest = f"{crc32(repr(MODULES).encode()):08x}"
     folder = cache_dir() / "kube-schemas" / digest
     with exclusive(folder.with_suffix(".lock")):
         if not folder.exists():
             staging = folder.with_suffix(".tmp")
             staging.mkdir(parents=True, exist_ok=True)
-            for module, path in MODULES.items():
-                for name, schema in _of_file(go_module(module) / path):
+            for path in (go_module(module) / path for module, paths in MODULES.items() for path in paths):
+                for name, schema in _of_file(path):
                     (staging / name).write_text(json.dumps(schema))
             staging.rename(folder)
     return f"{folder}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"

@@ -42,8 +42,8 @@ def running_nginx(folder: Path, http: str) -> Generator[None]:
 
 
 def documented(port: int, gateways: Sequence[int]) -> str:
-    """The part of docs/how-to.md for gateways at these ports: an upstream and a server with TLS."""
-    (text,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/how-to.md").read_text(), re.S)
+    """The part of the how-to for gateways at these ports: an upstream and a server with TLS."""
+    (text,) = re.findall(r"```nginx\n(.*?)```", (ROOT / "docs/how-to/integrations.md").read_text(), re.S)
     (server,) = {re.sub(r"10[.\d:]+", "127.0.0.1:{}", one) for one in re.findall(r" +server 10.*\n", text)}
     text = re.sub(r"( +server 10.*\n)+", "".join(map(server.format, gateways)), text)
     text = text.replace("include /etc/nginx", f"include {ROOT}/deploy/nginx")

@@ -1,4 +1,4 @@
-"""Conversation turns in memory: a topic as a list, requests and answers, and `Turns` of a worker that reads them."""
+"""Turns of conversations in memory: a topic as a list, requests and answers, and what a worker reads them by."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Any
 
 from penstock.processors.conversations.messages import answer_message
-from penstock.processors.conversations.turns import Turns, TurnStart
+from penstock.processors.conversations.turns import ConversationTurns, TurnStart
 from penstock.processors.kafka.broker_watch import BrokerWatch
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound, Overloaded
@@ -114,10 +114,10 @@ class Holds:
         self.erased = erased
 
 
-def turns_of(log: Any, **options: Any) -> Turns:
-    """A worker's `Turns` on this log. Its watch sees the broker unless the log is away."""
+def turns_of(log: Any, **options: Any) -> ConversationTurns:
+    """A worker's `ConversationTurns` on this log. Its watch sees the broker unless the log is away."""
     watch = BrokerWatch(lambda _: not getattr(log, "away", False))
-    return Turns(log, CODEC, topic_of, **{"threads": 1, "cached_bytes": 1 << 20, "watch": watch, **options})
+    return ConversationTurns(log, CODEC, topic_of, **{"threads": 1, "cached_bytes": 1 << 20, "watch": watch, **options})
 
 
 def mine() -> bool:
@@ -141,7 +141,7 @@ def picture(name: str) -> ArtifactRef:
     return ArtifactRef(artifact_id=name, uri=name, media_type="image/png", size_bytes=1, sha256=name)
 
 
-async def take(turns: Turns, of: InferenceRequest, epoch: int = 1) -> TurnStart:
+async def take(turns: ConversationTurns, of: InferenceRequest, epoch: int = 1) -> TurnStart:
     """Reads, then begins at once."""
     start = await turns.read(of, mine)
     if start.answer is None:
@@ -149,7 +149,7 @@ async def take(turns: Turns, of: InferenceRequest, epoch: int = 1) -> TurnStart:
     return start
 
 
-async def turn(turns: Turns, of: InferenceRequest, text: str, *images: str) -> ConversationMessage:
+async def turn(turns: ConversationTurns, of: InferenceRequest, text: str, *images: str) -> ConversationMessage:
     """A whole turn."""
     start = await turns.read(of, mine)
     topic_id = await turns.begin(of, 1, 0, mine, start.mark)

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.common.desired import DesiredRecord
 from penstock.common.model_entry import ModelEntry
 from penstock.processors.core.fleet.lane import Lane
-from penstock.processors.core.fleet.ledger import Grant
+from penstock.processors.core.fleet.ledger import MemoryGrant
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.queue import scheduler
@@ -232,10 +232,10 @@ class Inside:
     def memory_is_free(self, replica: Replica, work: Work, now: float) -> bool:
         return self._flow.run_memory.is_free(replica, work, now)
 
-    def grants(self) -> list[Grant]:
+    def grants(self) -> list[MemoryGrant]:
         return self._flow.ledger.grants()
 
-    def grants_of(self, replica: Replica) -> list[Grant]:
+    def grants_of(self, replica: Replica) -> list[MemoryGrant]:
         """Of the replica itself, and of the runs on it."""
         runs = [work.run.grant for work in replica.holders if work.run is not None and work.run.grant is not None]
         return runs if replica.grant is None else [replica.grant, *runs]
@@ -252,31 +252,35 @@ class Inside:
     # -- offsets
 
     def in_flight(self) -> int:
-        return self._flow.gate.inflight
+        return self._flow.commit.inflight
 
     def span(self, tp: TP) -> int:
-        return self._flow.gate.span(tp)
+        partition = self._flow.commit._partitions.get(tp)
+        return 0 if partition is None else partition.span.end - partition.span.head
+
+    def check_offsets(self) -> None:
+        """The invariants of their owner."""
+        self._flow.commit.check()
 
     def delivered_up_to(self, tp: TP) -> int:
         """The offset behind all that was delivered of a partition that it has, in this assignment or before it."""
-        partition = self._flow.gate._partitions.get(tp)
+        partition = self._flow.commit._partitions.get(tp)
         return 0 if partition is None else partition.span.end
 
     def full(self, tp: TP) -> bool:
         """Whether a partition has run far enough ahead, or holds as many bytes as it may."""
-        return self._flow.gate.full(tp) or self._flow.budget.full(tp)
+        return self._flow.commit.full(tp) or self._flow.budget.full(tp)
 
     def fills_span(self, work: Work) -> bool:
         """Whether its partition delivers no more because this one is not done."""
-        return self._flow.gate.full(work.tp) and self._flow.gate._partitions[work.tp].span.head == work.key[2]
+        return self._flow.commit.full(work.tp) and self._flow.commit._partitions[work.tp].span.head == work.key[2]
 
     def counts_as_done(self, work: Work) -> bool:
         """Whether its offset is committed, or said to be done, as if the request had its outcome."""
-        partition = self._flow.gate._partitions.get(work.tp)
+        partition = self._flow.commit._partitions.get(work.tp)
         if partition is None or not work.lane:  # it ends one whose record is gone, and holds no offset
             return False
-        at = work.key[2] - partition.span._base
-        return at < 0 or bool(partition.span._done[at])
+        return partition.span.done(work.key[2])
 
     def ends_under_way(self, tp: TP | None = None) -> int:
         """Ends of requests that the broker has not acknowledged yet."""
@@ -312,19 +316,21 @@ class Inside:
         ledger = self._flow.ledger
         grant, resize, release = ledger.grant, ledger.resize, ledger.release
 
-        def granted(owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None) -> Grant | None:
+        def granted(
+            owner: str, needs: dict[str, int], now: float, *, reserved_as: str | None = None
+        ) -> MemoryGrant | None:
             given = grant(owner, needs, now, reserved_as=reserved_as)
             if given is not None:
                 look(given.number, owner, dict(needs))
             return given
 
-        def resized(given: Grant, device: str, need_bytes: int, now: float) -> bool:
+        def resized(given: MemoryGrant, device: str, need_bytes: int, now: float) -> bool:
             done = resize(given, device, need_bytes, now)
             if done:
                 look(given.number, given.owner, {device: need_bytes})
             return done
 
-        def released(given: Grant) -> None:
+        def released(given: MemoryGrant) -> None:
             release(given)
             look(given.number, given.owner, dict.fromkeys(given.needs, 0))
 

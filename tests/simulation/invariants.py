@@ -369,6 +369,10 @@ class Checks:
             commanded = life.commands.priority(work.tenant, work.request_id)
             if commanded is not None and work.stage in MAY_WAIT and work.klass != priority_class(commanded):
                 raise Violation(f"class: {work} was given the priority {commanded}, and is in the class {work.klass}")
+        try:
+            inside.check_offsets()
+        except AssertionError as error:
+            raise Violation(f"offsets: {error}") from error
         used_bytes = inside.budget_bytes()
         self._memory[life].look()
         total = self._cluster.plan.settings.intake_bytes

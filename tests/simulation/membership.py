@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from penstock.processors.core.commit import donemap
-from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.commit.commit import Commit
 from penstock.processors.kafka.lost_logs import Extent, LostLogs
 from simulation.log import TP, IllegalGeneration, Log, UnknownMember
 
@@ -197,7 +197,7 @@ class Membership:
 
         return store
 
-    def commit(self, gate: CommitGate, then: Callable[[bool], None]) -> None:
+    def commit(self, gate: Commit, then: Callable[[bool], None]) -> None:
         """Commit what the gate names, one commit at a time. `then` is told whether another one may be due."""
         if self._committing or self.generation < 0:
             then(self._committing)
@@ -226,7 +226,7 @@ class Membership:
 
         self._life.network.ask("group", "commits", send, told)
 
-    def leave(self, gate: CommitGate, left: Callable[[], None]) -> None:
+    def leave(self, gate: Commit, left: Callable[[], None]) -> None:
         """Commit, then leave."""
 
         def go(_: bool) -> None:

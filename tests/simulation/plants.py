@@ -15,14 +15,14 @@ from penstock.common.shards.heads import Heads
 from penstock.gateway.view import lost_requests
 from penstock.processors.conversations.log import ConversationLog
 from penstock.processors.core.admission import MANY, Admission
-from penstock.processors.core.commit import donemap, gate
-from penstock.processors.core.commit.gate import Arrival, CommitGate
-from penstock.processors.core.commit.span import Span
+from penstock.processors.core.commit import commit, donemap
+from penstock.processors.core.commit.commit import Arrival, Commit
+from penstock.processors.core.commit.span import CommitSpan
 from penstock.processors.core.effects import Chunk, Fetch, PublishDeadLetter, RunEnded, Terminal
 from penstock.processors.core.fleet import ledger
 from penstock.processors.core.fleet.eviction import Evictions
 from penstock.processors.core.fleet.lane_failures import LaneFailures
-from penstock.processors.core.fleet.ledger import Grant, Ledger
+from penstock.processors.core.fleet.ledger import Ledger, MemoryGrant
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.placing import Placing
 from penstock.processors.core.fleet.replica import Replica
@@ -39,7 +39,7 @@ from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests import retry_queue
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
-from penstock.processors.core.requests.commanding import Commanding
+from penstock.processors.core.requests.commanding import Commanding, key_of_lost
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.published_prefix import PublishedPrefix
@@ -123,24 +123,25 @@ def _without(kind: type) -> Patch:
 def commit_before_outcome() -> list[Patch]:
     """The offset counts as done when the outcome is sent, not when the broker has it."""
 
-    def make(settle: Callable[..., None]) -> Callable[..., None]:
-        def early(self: Endings, work: Work, *args: Any, **named: Any) -> None:
-            settle(self, work, *args, **named)
-            self._holdings._gate.complete(work.tp, work.key[2])
+    def make(take: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        def early(self: Flow) -> list[Any]:
+            for work in [work for work in self.works.values() if work.stage is Stage.PUBLISHING]:
+                self.commit.complete(work.tp, work.key[2])
+            return take(self)
 
         return early
 
-    return [_wrap(Endings, "settle", make)]
+    return [_wrap(Flow, "take_effects", make)]
 
 
 @plant
 def ack_past_a_hole() -> list[Patch]:
     """The newest done offset is committed, whatever is unfinished below it."""
 
-    def head(self: Span) -> int:
+    def head(self: CommitSpan) -> int:
         return min(self._base + self._done.rfind(1) + 1, self.end)
 
-    return [(Span, "head", property(head))]
+    return [(CommitSpan, "head", property(head))]
 
 
 @plant
@@ -148,7 +149,7 @@ def commit_goes_backwards() -> list[Patch]:
     """What was refused is sent again though more was committed meanwhile."""
 
     def make(commits: Callable[..., dict[Any, tuple[int, str]]]) -> Callable[..., dict[Any, tuple[int, str]]]:
-        def older(self: CommitGate) -> dict[Any, tuple[int, str]]:
+        def older(self: Commit) -> dict[Any, tuple[int, str]]:
             sent = self.__dict__.setdefault("sent_before", {})
             newest = commits(self)
             again = {tp: sent.get(tp, commit) for tp, commit in newest.items()}
@@ -157,18 +158,18 @@ def commit_goes_backwards() -> list[Patch]:
 
         return older
 
-    return [_wrap(CommitGate, "commits", make)]
+    return [_wrap(Commit, "commits", make)]
 
 
 @plant
 def done_map_copied() -> list[Patch]:
     """The map of an older offset is committed with a newer one."""
 
-    def done_map(self: Span) -> str:
+    def done_map(self: CommitSpan) -> str:
         head = self.head - self._base
         return donemap.encode_flags(self.head, self._done[max(0, head - 1) :][:-1])
 
-    return [(Span, "done_map", done_map)]
+    return [(CommitSpan, "done_map", done_map)]
 
 
 @plant
@@ -176,12 +177,12 @@ def gap_committed_past() -> list[Patch]:
     """A delivery that skips offsets is taken as if they had no record (12)."""
 
     def make(deliver: Callable[..., None]) -> Callable[..., None]:
-        def anyhow(self: Span, start: int, end: int, offsets: Any) -> None:
+        def anyhow(self: CommitSpan, start: int, end: int, offsets: Any) -> None:
             deliver(self, min(start, self.position), end, offsets)
 
         return anyhow
 
-    return [_wrap(Span, "deliver", make)]
+    return [_wrap(CommitSpan, "deliver", make)]
 
 
 @plant
@@ -249,13 +250,13 @@ def fence_ignored() -> list[Patch]:
     """A worker that was thrown out of the group goes on with what it had."""
 
     def make(assign: Callable[..., Any]) -> Callable[..., Any]:
-        def calm(self: CommitGate, committed: Any, generation: int, *, fenced: bool = False) -> Any:
+        def calm(self: Commit, committed: Any, generation: int, *, fenced: bool = False) -> Any:
             self.generation = min(self.generation, generation - 1) if self.generation < 0 else generation - 1
             return assign(self, committed, generation, fenced=False)
 
         return calm
 
-    return [_wrap(CommitGate, "assign", make)]
+    return [_wrap(Commit, "assign", make)]
 
 
 # -- order
@@ -308,7 +309,7 @@ def global_intake_cap() -> list[Patch]:
 
     def pauses(self: Flow) -> frozenset[Any]:
         full = len(self.works) >= 6
-        self._paused = frozenset(tp for tp in self.gate.partitions() if full and "high" not in tp[0])
+        self._paused = frozenset(tp for tp in self.commit.partitions() if full and "high" not in tp[0])
         return self._paused
 
     return [(Flow, "pauses", pauses)]
@@ -372,7 +373,7 @@ def poison_forgotten() -> list[Patch]:
             effects = take(self)
             unwritten = [one for one in effects if isinstance(one, PublishDeadLetter) and not one.subject.request_id]
             for one in unwritten:
-                self.durable.dead_lettered(one.subject, 0.0)
+                self.dead_lettered(one.subject, 0.0)
             return [one for one in effects if one not in unwritten]
 
         return silent
@@ -385,13 +386,13 @@ def duplicate_not_held() -> list[Patch]:
     """A record that is delivered again is worked on again beside the first."""
 
     def make(arrive: Callable[..., Arrival]) -> Callable[..., Arrival]:
-        def forgetful(self: CommitGate, tp: Any, offset: int, request_id: str) -> Arrival:
-            arrival = arrive(self, tp, offset, request_id)
+        def forgetful(self: Commit, tp: Any, offset: int, request_id: str | None, **named: Any) -> Arrival:
+            arrival = arrive(self, tp, offset, request_id, **named)
             return Arrival.NEW if arrival is Arrival.HELD else arrival
 
         return forgetful
 
-    return [_wrap(CommitGate, "arrive", make)]
+    return [_wrap(Commit, "arrive", make)]
 
 
 @plant
@@ -474,7 +475,8 @@ def vanished_without_outcome() -> list[Patch]:
     def gone(self: Arrivals, key: Any, now: float) -> None:
         work = self._registry.works.get(key)
         if work is not None and work.stage is Stage.FETCHING:
-            self._gate.complete(work.tp, work.key[2])
+            offsets: Any = self._unserved._leaves
+            offsets.__self__.complete(work.tp, work.key[2])
             self._holdings.drop(work)
 
     return [(Arrivals, "gone", gone)]
@@ -718,7 +720,7 @@ def read_end_forgotten() -> list[Patch]:
 @plant_for("add_partitions")
 def taken_again_as_moved() -> list[Patch]:
     """A record that is held, and delivered again after partitions were added, is moved as if it were new."""
-    return [(CommitGate, "took", lambda self, tp, offset, request_id: False)]
+    return [(commit, "_other_name", lambda *place, leaves: None)]
 
 
 @plant
@@ -726,14 +728,14 @@ def duplicates_of_dropped_finish() -> list[Patch]:
     """Duplicates of work that is let go of at an assignment count as done."""
 
     def make(drop: Callable[..., Any]) -> Callable[..., Any]:
-        def finished(self: CommitGate, entry: Any) -> Any:
-            for partition, duplicate in gate._held_duplicates(self._partitions, entry):
+        def finished(self: Commit, entry: Any) -> Any:
+            for partition, duplicate in commit._held_duplicates(self._partitions, entry):
                 self._finish(duplicate.key[:2], partition, duplicate)
             return drop(self, entry)
 
         return finished
 
-    return [_wrap(CommitGate, "_drop", make)]
+    return [_wrap(Commit, "_drop", make)]
 
 
 @plant_for("moved_offsets")
@@ -742,14 +744,14 @@ def kept_without_reopen() -> list[Patch]:
 
     def kept(partition: Any, committed: int, metadata: str) -> Any:
         if partition is None:
-            return gate._Partition(committed, metadata)
+            return commit._Partition(committed, metadata)
         if committed >= partition.committed:
             partition.committed, partition.metadata = committed, metadata
         partition.span.resume(committed)
         partition.proposed = None
         return partition
 
-    return [(gate, "_kept", kept)]
+    return [(commit, "_kept", kept)]
 
 
 @plant_for("foreign_metadata")
@@ -885,13 +887,9 @@ def lost_ended_by_anybody() -> list[Patch]:
     """Each worker ends a request whose record is lost."""
 
     def make(end_lost: Callable[..., None]) -> Callable[..., None]:
-        def anybody(self: Commanding, command: Any, now: float) -> None:
-            class Owns:
-                owns = staticmethod(lambda tp: True)
-
-            gate, self._gate = self._gate, Owns  # pyright: ignore[reportAttributeAccessIssue]
-            end_lost(self, command, now)
-            self._gate = gate
+        def anybody(self: Commanding, command: Any, now: float, partitions: Any) -> None:
+            key = key_of_lost(command)
+            end_lost(self, command, now, {key[:2]} if key is not None else ())
 
         return anybody
 
@@ -944,7 +942,7 @@ def starts_before_its_time() -> list[Patch]:
     """The clock of those who wait for a time is ahead."""
 
     def make(tick: Callable[..., None]) -> Callable[..., None]:
-        return lambda self, now, wall_ms: tick(self, now, wall_ms + 200)
+        return lambda self, now, wall_ms, lags_below: tick(self, now, wall_ms + 200, lags_below)
 
     return [_wrap(StartTimes, "tick", make)]
 
@@ -952,7 +950,7 @@ def starts_before_its_time() -> list[Patch]:
 @plant
 def holds_back_its_partition() -> list[Patch]:
     """What is to start later is never written again."""
-    return [(CommitGate, "reached", lambda self, tp: 0)]
+    return [(Commit, "lags_below", lambda self, tp: -1)]
 
 
 # -- memory
@@ -997,7 +995,7 @@ def grant_before_observing() -> list[Patch]:
 def grown_beyond_device() -> list[Patch]:
     """A grant grows by what was measured, whether that is free or not."""
 
-    def resize(self: Ledger, grant: Grant, device: str, need_bytes: int, now: float) -> bool:
+    def resize(self: Ledger, grant: MemoryGrant, device: str, need_bytes: int, now: float) -> bool:
         self._devices[device].set_held(grant.number, need_bytes)
         return True
 
@@ -1024,7 +1022,7 @@ def reserved_said_wrong() -> list[Patch]:
     """What is reserved is counted wrong when a grant changes."""
 
     def make(resize: Callable[..., bool]) -> Callable[..., bool]:
-        def forgets(self: Ledger, grant: Grant, device: str, need_bytes: int, now: float) -> bool:
+        def forgets(self: Ledger, grant: MemoryGrant, device: str, need_bytes: int, now: float) -> bool:
             done = resize(self, grant, device, need_bytes, now)
             self._devices[device].reserved_bytes -= 1
             return done
@@ -1080,8 +1078,8 @@ def ends_what_others_serve() -> list[Patch]:
 
 @plant_for("rollout")
 def copy_that_comes_back_is_a_duplicate() -> list[Patch]:
-    """A record that was passed on keeps its name in the gate: its copy ends with it where both meet."""
-    return [(CommitGate, "rename", lambda self, tp, offset, request_id: None)]
+    """A record that was passed on keeps its name: its copy ends with it where both meet."""
+    return [(Commit, "leaves", lambda self, tp, offset: None)]
 
 
 @plant_for("rollout")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import gc
+import hashlib
 import json
 import os
 import sys
@@ -41,12 +42,15 @@ class Report:
     transitions: set[Transition] = field(default_factory=set[Transition])
     faults: Counter[str] = field(default_factory=Counter[str])
     failed: list[Outcome] = field(default_factory=list[Outcome])
+    histories: str = ""
+    """A hash of all histories, in the order of their seeds: a change that only moves code keeps it."""
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
         self.steps += outcome.steps
         self.transitions |= outcome.transitions
         self.faults.update(outcome.faults)
+        self.histories = hashlib.sha256(f"{self.histories}{outcome.digest}".encode()).hexdigest()[:16]
         if outcome.violation is not None:
             self.failed.append(outcome)
 
@@ -69,6 +73,7 @@ class Report:
                 "unvisited": [" ".join(transition) for transition in self.unvisited],
                 "faults": sum(self.faults.values()),
                 "violations": len(self.failed),
+                "histories": self.histories,
             }
         )
 

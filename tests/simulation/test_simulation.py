@@ -63,7 +63,7 @@ BEGIN_AT = {
     "kept_without_reopen": 147,
     "checksum_ignored": 116,
     "ends_what_others_serve": 13,
-    "copy_that_comes_back_is_a_duplicate": 17,
+    "copy_that_comes_back_is_a_duplicate": 93,
     "starts_before_its_time": 3,
     "holds_back_its_partition": 56,
 }

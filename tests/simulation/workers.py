@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.common.desired import DesiredRecord
 from penstock.processors.core import effects as ask
-from penstock.processors.core.commit.gate import DuplicateNotDelivered
+from penstock.processors.core.commit.commit import DuplicateNotDelivered
 from penstock.processors.core.commit.span import GapInDelivery
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.flow import Flow
@@ -167,7 +167,7 @@ class Life(Actor):
             state="stopping" if self.stopping else "running",
             started_at=0,
             updated_at=self.world.wall_ms,
-            assigned=[f"{topic}/{partition}" for topic, partition in self.flow.gate.partitions()],
+            assigned=[f"{topic}/{partition}" for topic, partition in self.flow.commit.partitions()],
             models=[
                 ModelState(model=name, state=self.flow.lane(name).state, tasks=list(TASKS)) for name in self.told.served
             ],
@@ -272,9 +272,7 @@ class Life(Actor):
         if self._registry_until:  # it may have stood for longer than the commit that was due with it
             self.may_commit()
         try:
-            self.flow.arrivals.delivered_range(
-                batch.tp, batch.start, batch.end, [record.offset for record in batch.records]
-            )
+            self.flow.commit.delivered(batch.tp, batch.start, batch.end, [record.offset for record in batch.records])
         except GapInDelivery:
             if not self.consumer.skipped:
                 raise
@@ -289,7 +287,7 @@ class Life(Actor):
         try:
             read = self._read(tp, record)
             body = _body(read, record)
-            work = self.flow.arrivals.arrived(tp, record.offset, read, body, self.world.now, self.world.wall_ms)
+            work = self.flow.arrived(tp, record.offset, read, body, self.world.now, self.world.wall_ms)
         except DuplicateNotDelivered:
             if not self.cluster.log.partitions[tp].cuts:
                 raise
@@ -328,7 +326,7 @@ class Life(Actor):
     def may_commit(self) -> None:
         """Something was done: a commit may be due."""
         self.timer(
-            "commit", self.cluster.plan.commit_s, lambda: self.membership.commit(self.flow.gate, self._committed)
+            "commit", self.cluster.plan.commit_s, lambda: self.membership.commit(self.flow.commit, self._committed)
         )
 
     def _committed(self, again: bool) -> None:
@@ -681,7 +679,7 @@ class Life(Actor):
         label = f"terminal {event.request_id} {event.epoch}.{event.attempt} {event.status}"
 
         def acknowledged(_: object) -> None:
-            self.flow.durable.delivered(work.subject, event.status or "")
+            self.flow.published(work.subject, event.status or "")
             self.may_commit()
 
         self.network.ask("result", label, lambda: self.cluster.on_result(event), acknowledged)
@@ -691,7 +689,7 @@ class Life(Actor):
         letter = events.letter(effect, self.name, self.world.wall_ms)
 
         def acknowledged(_: object) -> None:
-            self.flow.durable.dead_lettered(work.subject, self.world.now)
+            self.flow.dead_lettered(work.subject, self.world.now)
             self.may_commit()
 
         label = f"letter {work.first_place.topic}/{work.first_place.partition}/{work.first_place.offset}"
@@ -709,7 +707,7 @@ class Life(Actor):
         tp = (work.key[0], effect.partition)
 
         def acknowledged(_: object) -> None:
-            self.flow.durable.moved(work.subject)
+            self.flow.moved(work.subject)
             self.may_commit()
 
         self.network.ask(
@@ -751,7 +749,7 @@ class Life(Actor):
         line = self.cluster.line_of(command)
         if line is None:
             self.commands.erasure_done(command)
-        elif effect.held or self.cluster.truth.place_of(command) in self.flow.gate.partitions():
+        elif effect.held or self.cluster.truth.place_of(command) in self.flow.commit.partitions():
             self.network.ask(
                 "erase",
                 f"erases {command.request_id}",
@@ -774,7 +772,7 @@ class Life(Actor):
             self.timer("drain", 0.02, lambda: self._drain(give_up))
             return
         self.flow.hand_back()
-        self.timer("flush", 0.3, lambda: self.membership.leave(self.flow.gate, self._left))
+        self.timer("flush", 0.3, lambda: self.membership.leave(self.flow.commit, self._left))
 
     def _left(self) -> None:
         self.cluster.ended(self, orderly=True)

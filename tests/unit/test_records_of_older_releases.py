@@ -29,6 +29,7 @@ from kit.records import (
     STATUSES,
     chunk,
     command,
+    gateway_state,
     model_info,
     outcome,
     request,
@@ -46,6 +47,7 @@ from penstock.gateway.openai.conversation_items import items_of_turn
 from penstock.gateway.service.model_states import admin_models, observing_topic
 from penstock.gateway.service.models import public_models
 from penstock.gateway.view.fleet import Fleet
+from penstock.gateway.view.gateways import Gateways
 from penstock.gateway.view.liveness import judge
 from penstock.gateway.webhooks.bodies import webhook_body
 from penstock.processors.conversations.messages import input_messages
@@ -124,9 +126,9 @@ def worker_runs_a_request(codec: Codec, _: Path) -> Any:
     assert isinstance(read, Taken)
     world = World("m")
     world.up()
-    world.flow.arrivals.delivered_range((MEDIUM, 0), 0, 1, [0])
+    world.flow.commit.delivered((MEDIUM, 0), 0, 1, [0])
     body = Body(read.request, value, (), None)
-    world.flow.arrivals.arrived((MEDIUM, 0), 0, read, body, world.now, world.wall_ms)
+    world.flow.arrived((MEDIUM, 0), 0, read, body, world.now, world.wall_ms)
     world.settle()
     world.finish("r")
     assert world.ended == [("r", "completed")]
@@ -212,7 +214,14 @@ def gateway_shows_the_fleet(codec: Codec, _: Path) -> Any:
     judged = judge(workers, models, 1, 1_000)
     assert judged.degraded is None
     assert judged.file_differences == ()
-    return judged, public_models(models), admin_models(models, observing_topic(workers, "id"), {}, ())
+    processes = Gateways(TODAY)
+    processes.on_record(message(codec, gateway_state(), key=b"gateway-h-1"), 1)
+    return (
+        processes.known(1),
+        judged,
+        public_models(models),
+        admin_models(models, observing_topic(workers, "id"), {}, ()),
+    )
 
 
 def gateway_shows_a_dead_letter(codec: Codec, _: Path) -> Any:
@@ -257,7 +266,7 @@ READERS: dict[Callable[[Codec, Path], Any], set[str]] = {
     worker_knows_its_peers: {"WorkerState"},
     worker_follows_orders: {"DesiredState"},
     gateway_shows_a_request: {"InferenceRequest", "StatusEvent", "ResultEvent", "ControlCommand"},
-    gateway_shows_the_fleet: {"ModelInfo", "WorkerState"},
+    gateway_shows_the_fleet: {"GatewayState", "ModelInfo", "WorkerState"},
     gateway_shows_a_dead_letter: {"DeadLetter", "InferenceRequest"},
     gateway_lists_a_conversation: {"ConversationMessage"},
     webhook_is_sent: {"InferenceRequest", "ResultEvent"},

@@ -136,7 +136,7 @@ def _make_upscaler(scratch: Path, out: Path, progress: Progress) -> None:
 
 def _make_tiny_vision(scratch: Path, out: Path, progress: Progress) -> None:
     progress("training a tiny model that tells colours apart (once, about 50 s, 1 MB)")
-    run_maker("tiny_vision", ["chat", str(out)], scratch, progress)
+    run_maker("tiny_vision", [str(out)], scratch, progress)
 
 
 def _make_tiny_generation(scratch: Path, out: Path, progress: Progress) -> None:
@@ -147,11 +147,6 @@ def _make_tiny_generation(scratch: Path, out: Path, progress: Progress) -> None:
 def _make_tiny_editing(scratch: Path, out: Path, progress: Progress) -> None:
     progress("making a tiny model that edits images, untrained: what it draws is noise")
     run_maker("tiny_diffusion", ["editing", str(out)], scratch, progress)
-
-
-def _make_tiny_captioner(scratch: Path, out: Path, progress: Progress) -> None:
-    progress("training a tiny model that names colours (once, about 20 s, 1 MB)")
-    run_maker("tiny_vision", ["bare", str(out)], scratch, progress)
 
 
 ASSETS: Mapping[str, Asset] = {
@@ -208,13 +203,6 @@ ASSETS: Mapping[str, Asset] = {
             ready_bytes=1_000_000,
             make=_make_tiny_vision,
             edition=2,
-        ),
-        Asset(
-            id="tiny-captioner",
-            tasks=("image_to_text",),
-            engine="vision",
-            ready_bytes=1_000_000,
-            make=_make_tiny_captioner,
         ),
         Asset(
             id="tiny-image-generation",

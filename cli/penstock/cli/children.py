@@ -7,9 +7,11 @@ between fork and exec of a process that has threads.
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +72,13 @@ def rotate_log(log: Path) -> None:
         log.replace(log.with_name(log.name + ".1"))
 
 
+def shorten_log(log: Path) -> None:
+    """As `rotate_log`, while a process appends to it. What it writes meanwhile may be lost."""
+    if size(log) > LOG_LIMIT_BYTES:
+        shutil.copyfile(log, log.with_name(log.name + ".1"))
+        os.truncate(log, 0)
+
+
 def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start `argv` in a session of its own, its output appended to `log`; it is killed when this process dies."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -120,15 +129,29 @@ def tail(log: Path, lines: int = 20, since: int = 0) -> str:
     """The last lines of a log, those before the offset `since` left out; empty when there is none."""
     if not log.exists():
         return ""
-    whole = size(log)
+    begin = size(log)
+    first = since if since <= begin else 0  # a rotated log begins at 0
+    text, block = b"", 64 * 1024
     with log.open("rb") as file:
-        file.seek(max(since if since <= whole else 0, whole - 64 * 1024))  # a rotated log begins at 0
-        text = file.read().decode(errors="replace")
-    return "\n".join(text.splitlines()[-lines:])
+        while begin > first and text.count(b"\n") <= lines:
+            end, begin = begin, max(first, begin - block)
+            file.seek(begin)
+            text, block = file.read(end - begin) + text, 2 * block
+    return "\n".join(text.decode(errors="replace").splitlines()[-lines:])
+
+
+def _plain(line: str) -> str:
+    """A line of a log in JSON as the other form has it, without its fields."""
+    try:
+        found = json.loads(line)
+        said = [found[key] for key in ("level", "logger", "event", "message", "exception") if found.get(key)]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return line
+    return said[2] if said[1:2] == ["output"] else " ".join(" ".join(map(str, said)).split())
 
 
 def last_words(log: Path, since: int = 0) -> str:
     """The last line of a log that reports an error, else the last line that is not empty; short."""
-    lines = [line.strip() for line in tail(log, 200, since).splitlines() if line.strip()]
+    lines = [_plain(line.strip()) for line in tail(log, 200, since).splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)]
     return shortened((errors or lines)[-1], 300) if lines else f"nothing in {log}"

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.topic_plan import wrong_override
 from penstock.common.configuration import (
     ENV_CONFIG,
     ENV_SECRETS,
@@ -24,14 +25,39 @@ from penstock.common.configuration import (
     Section,
 )
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.texts import shortened, without_user
+from penstock.schemas.texts import names_secret, shortened, without_user
 
 DEFAULT_NAME = "penstock.toml"
 USUAL_PARTITIONS = 64
 PLAIN_WORDS = {"extra_forbidden": "there is no such setting", "missing": "is missing"}
 """By the type of pydantic's error, whose own words speak of inputs and fields."""
-SECRET_WORDS = ("password", "secret", "ticket_key", "token", "api_key", "access_key", "account_key", "sas_")
 
+SECTIONS = frozenset(
+    {
+        "artifacts",
+        "auth",
+        "bridge",
+        "conversations",
+        "devices",
+        "gateway",
+        "images",
+        "kafka",
+        "log",
+        "memory",
+        "models",
+        "queue_merge",
+        "queue_policy",
+        "queues",
+        "scheduler",
+        "schema_registry",
+        "summarizer",
+        "telemetry",
+        "topics",
+        "webhooks",
+        "worker",
+    }
+)
+"""The top-level names of penstock.toml, of all processes."""
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="penstock.toml (default: PENSTOCK_CONFIG, ./penstock.toml).")
 ]
@@ -50,6 +76,18 @@ class TopicsSection(Section):
     """topics: each conversation has a topic, which suits thousands; sharded: all are in one topic. Chosen once."""
     pools: list[str] = Field(default_factory=list[str])
     """Pools whose request topics are made too."""
+    config: dict[str, dict[str, str]] = Field(default_factory=dict[str, dict[str, str]])
+    """`[topics.config."inference.dlq"]`: settings of that topic (its name without the prefix) by Kafka's names, such as
+    `"retention.ms" = "604800000"`. They go before Penstock's own; cleanup policies and shorter retention than two days
+    are refused."""
+
+    @field_validator("config")
+    @classmethod
+    def _keeps_invariants(cls, value: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        for topic, config in value.items():
+            if (wrong := wrong_override(topic, config)) is not None:
+                raise ValueError(wrong)
+        return value
 
     def named(self, field: str) -> Any:
         """None if nobody has set it."""
@@ -131,17 +169,38 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load(settings_type: type[S]) -> S:
-    """Settings from PENSTOCK_CONFIG and the environment. Raises CliFailure with a line for each wrong field."""
+    """Settings from PENSTOCK_CONFIG and the environment.
+
+    Raises CliFailure with a line for each wrong field, and for each section that no process reads.
+    """
     path = os.environ.get(ENV_CONFIG)
-    if path is not None:
-        read_toml(Path(path))
+    lines = _unknown_sections({} if path is None else read_toml(Path(path)), path)
     try:
-        return settings_type()
+        settings = settings_type()
     except ValidationError as error:
-        lines = "\n".join(describe(one, path) for one in error.errors())
-        raise CliFailure(lines, exit_code=ExitCode.USAGE) from error
+        lines += [describe(one, path) for one in error.errors()]
     except (ValueError, OSError) as error:
         raise CliFailure(f"the configuration cannot be read: {error}", exit_code=ExitCode.USAGE) from error
+    else:
+        if not lines:
+            return settings
+    raise CliFailure("\n".join(lines), exit_code=ExitCode.USAGE)
+
+
+def _unknown_sections(file: Mapping[str, Any], path: str | None) -> list[str]:
+    """A line for each. A process passes over the sections of others, so that no settings object refuses these."""
+    sections = [(path, name) for name in file]
+    secrets = {str(one): one.name for one in Path(os.environ.get(ENV_SECRETS, os.devnull)).glob("*")}
+    for source, variable in ({name: name for name in os.environ} | secrets).items():
+        section, nested, _ = variable.upper().partition("__")
+        if nested and section.startswith("PENSTOCK_"):
+            sections.append((source, section.removeprefix("PENSTOCK_").lower()))
+    there = ", ".join(sorted(SECTIONS))
+    return [
+        f"{source}: [{name}] is no section that Penstock knows; there are {there}"
+        for source, name in sections
+        if name not in SECTIONS
+    ]
 
 
 def describe(error: ErrorDetails, path: str | None) -> str:
@@ -161,16 +220,17 @@ def _variable_of(loc: list[str]) -> str | None:
     """The variable that set a field, or a table around it as JSON, or the secret that did: they go before the file."""
     secrets = Path(os.environ.get(ENV_SECRETS, os.devnull))
     there = {one.name.upper(): f"the file {one}" for one in secrets.glob("PENSTOCK_*")}
+    there |= {name.upper().removesuffix("_FILE"): f"the variable {name}" for name in os.environ}
     there |= {name.upper(): f"the variable {name}" for name in os.environ}
     for length in range(len(loc), 0, -1):
-        name = there.get("PENSTOCK_" + "__".join(part.upper() for part in loc[:length]))
+        name = there.get("PENSTOCK_" + "__".join(part.upper() for part in loc[:length]).replace(".", "_"))
         if name is not None:
             return name
     return None
 
 
 def is_secret(name: str) -> bool:
-    return any(word in name.lower() for word in SECRET_WORDS)
+    return names_secret(name.rpartition("security.")[2])
 
 
 def masked(value: Any, name: str = "") -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Set
-from contextlib import suppress
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -14,7 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 from pydantic_settings import BaseSettings
 
-from penstock.cli.config import ENV_CONFIG, ClusterSettings, ConfigFile, load, masked, read_toml, to_toml, use_config
+from penstock.cli.config import ClusterSettings, ConfigFile, load, masked, to_toml, use_config
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.imported_models import imported
 from penstock.cli.option_groups import App
@@ -49,8 +47,7 @@ def checked() -> dict[str, Any]:
     merged: dict[str, Any] = {}
     wrong: dict[str, None] = {}
     """What several processes read is wrong for each of them, and named once."""
-    types = settings_types()
-    for settings_type in types:
+    for settings_type in settings_types():
         try:
             loaded = load(settings_type).model_dump(mode="json")
         except CliFailure as failure:
@@ -59,18 +56,10 @@ def checked() -> dict[str, Any]:
         for section, value in loaded.items():
             known = merged.get(section)
             merged[section] = {**known, **value} if isinstance(known, Mapping) and isinstance(value, Mapping) else value
-    wrong |= dict.fromkeys(_unknown_sections({name for one in types for name in one.model_fields}))
     if wrong:
         raise CliFailure("\n".join(wrong), exit_code=ExitCode.USAGE)
     _check_together(merged)
     return merged
-
-
-def _unknown_sections(known: Set[str]) -> Iterator[str]:
-    path = os.environ.get(ENV_CONFIG)
-    with suppress(CliFailure):  # a file that cannot be read is named already
-        for name in sorted(read_toml(Path(path)).keys() - known) if path else ():
-            yield f"{path}: [{name}] is no section that Penstock knows; there are {', '.join(sorted(known))}"
 
 
 def _check_together(merged: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import instances, live_checks
+from penstock.cli.acls import configured_installation
 from penstock.cli.assets import ASSETS, looks_whole
 from penstock.cli.commands.common import auth_headers
 from penstock.cli.config import ClusterSettings, QueueSettings, load, use_config
@@ -30,20 +31,27 @@ from penstock.cli.paths import cache_dir, default_data_dir, local_url, port_in_u
 from penstock.cli.reaching import why_unreachable
 from penstock.cli.readiness import Readiness, ask, ask_problems, readiness_of_part
 from penstock.cli.restored.signs import restore_checks
+from penstock.cli.rights import Role
 from penstock.cli.state import Home, PartState
-from penstock.cli.topics import findings
-from penstock.common.admin_clients import admin_client
+from penstock.cli.topics import findings, hidden_topics
+from penstock.common.admin import broker_settings
 from penstock.common.artifacts.configured import ArtifactSettings
+from penstock.common.certificates import Certificates
+from penstock.common.clock import now_ms
 from penstock.common.desired import Desired
 from penstock.common.orders import in_force, order_lines
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.edge.keys import KeysFileError, list_keys
 from penstock.schemas.desired import CLASS
-from penstock.schemas.registry import reading_codec
+from penstock.schemas.errors import BrokerRefused, Forbidden, InvalidRequest
+from penstock.schemas.registry import RegistryAccess, reading_codec
+from penstock.schemas.times import rfc3339
 
 OFFSETS_RETENTION_MINUTES = 30 * 24 * 60
 KAFKA_ANSWER_S = 2.0
 WANTED_FREE_BYTES = 2_000_000_000
+_WARNINGS = frozenset({"certificate_expires", "dead_letters", "tenant_near_limit", "worker_silent"})
+"""Problems of which nothing has failed yet."""
 MANY_TOPICS = 3_000
 """Conversations with topics of their own that a broker bears well: it holds about 4,000 partitions."""
 
@@ -58,6 +66,12 @@ def doctor(
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The data folder of `penstock up`.")] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml.")] = None,
+    role: Annotated[
+        list[Role] | None,
+        typer.Option(
+            help="Whose rights this client must have; may be repeated (default: warn of what gateway and worker lack)."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check all that an installation needs, from Python to the artifact store; say what to mend.
@@ -72,7 +86,7 @@ def doctor(
     use_config(config)
     home = (instances.found_home() if data_dir is None else None) or Home(data_dir or default_data_dir())
     findings: list[Check] = []
-    for check in all_checks(home, bootstrap_servers):
+    for check in all_checks(home, bootstrap_servers, role):
         findings.append(check)
         if not as_json:
             show(check)
@@ -89,7 +103,7 @@ def show(check: Check) -> None:
         typer.echo(f"{'':<22}→ {check.cure}")
 
 
-def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
+def all_checks(home: Home, bootstrap_servers: str | None, roles: Sequence[Role] | None) -> Iterator[Check]:
     """Every check, in the order in which one builds on the other."""
     yield python_check()
     yield from package_checks()
@@ -118,7 +132,8 @@ def all_checks(home: Home, bootstrap_servers: str | None) -> Iterator[Check]:
     configured = "bootstrap_servers" in settings.kafka.model_fields_set
     known = bootstrap_servers or (None if configured or running is None else running.bootstrap_servers)
     kafka, is_named = settings.kafka_settings(known), configured or known is not None
-    yield from kafka_checks(kafka, named=is_named, queues=load(QueueSettings).topics)
+    yield from certificate_checks(kafka, settings.schema_registry.access)
+    yield from kafka_checks(kafka, named=is_named, queues=load(QueueSettings).topics, roles=roles)
 
 
 def configuration() -> tuple[dict[str, Any], CliFailure | None]:
@@ -155,7 +170,7 @@ def problem_checks(problems: Iterable[Mapping[str, Any]]) -> Iterator[Check]:
             continue
         subject = f"{one['subject']}: " if one["subject"] is not None else ""
         detail = f"{subject}{one['cause']} (affects: {one['affects']}; since {one['since']})"
-        make = Check.warn if one["problem"] in ("dead_letters", "tenant_near_limit", "worker_silent") else Check.fail
+        make = Check.warn if one["problem"] in _WARNINGS else Check.fail
         yield make(one["problem"], detail, f"`{one['action']['command']}` to {one['action']['label']}")
 
 
@@ -319,30 +334,57 @@ def gpu_check() -> Check:
     return Check.ok("gpu", ", ".join(names) or "none: models run on the processor")
 
 
-def kafka_checks(settings: KafkaSettings, *, named: bool, queues: Sequence[str]) -> Iterator[Check]:
+def kafka_checks(
+    settings: KafkaSettings, *, named: bool, queues: Sequence[str], roles: Sequence[Role] | None = None
+) -> Iterator[Check]:
     """The broker's own settings, then the topics. One that was `named` must answer."""
     found = live_checks.within("kafka", lambda: list(reach_checks(settings)))
     reached = all(one.state == "ok" for one in found)
     yield from found if reached or named else (replace(one, state="warn") for one in found)
     if not reached:
         return
+    installation = configured_installation(settings.topic_prefix)
+    yield from live_checks.within("rights", lambda: list(live_checks.right_checks(settings, installation, roles)))
+    hidden = live_checks.within("topics", lambda: hidden_checks(settings))
+    yield from hidden
     for name, checks in (
-        ("broker", lambda: broker_checks(settings)),
-        ("topics", lambda: topic_checks(settings)),
-        ("conversations", lambda: [conversation_check(*count_conversations(settings))]),
-        ("orders", lambda: order_checks(read_orders(settings))),
-        ("transactions", lambda: live_checks.transaction_checks(settings)),
-        ("restored", lambda: restore_checks(settings, reading_codec(load(ClusterSettings).schema_registry.url))),
-        ("rights", lambda: live_checks.right_checks(settings)),
-        ("queues", lambda: live_checks.queue_checks(settings, queues)),
+        ()
+        if hidden
+        else (
+            ("broker", lambda: broker_checks(settings)),
+            ("topics", lambda: topic_checks(settings)),
+            ("conversations", lambda: [conversation_check(*count_conversations(settings))]),
+            ("orders", lambda: order_checks(read_orders(settings))),
+            ("transactions", lambda: live_checks.transaction_checks(settings)),
+            ("restored", lambda: restore_checks(settings, reading_codec(load(ClusterSettings).schema_registry.access))),
+            ("queues", lambda: live_checks.queue_checks(settings, queues)),
+        )
     ):
         yield from live_checks.within(name, lambda checks=checks: list(checks()))
+
+
+def certificate_checks(settings: KafkaSettings, registry: RegistryAccess | None) -> Iterator[Check]:
+    """The certificates of this configuration, on this machine."""
+    for setting, ends_at in Certificates(settings, registry).expiring().items():
+        make, word = (Check.fail, "expired") if ends_at <= now_ms() else (Check.warn, "expires")
+        yield make("certificates", f"that of {setting} {word} at {rfc3339(ends_at)}", "renew its file")
+
+
+def hidden_checks(settings: KafkaSettings) -> list[Check]:
+    """Nothing else can be said of topics that may not be described."""
+    hidden = hidden_topics(settings)
+    return [] if hidden is None else [Check.fail("topics", hidden, live_checks.GRANT)]
 
 
 def reach_checks(settings: KafkaSettings) -> Iterator[Check]:
     """Whether a broker answers."""
     where = settings.bootstrap_servers
-    if (reason := why_unreachable(settings, KAFKA_ANSWER_S)) is not None:
+    try:
+        reason = why_unreachable(settings, KAFKA_ANSWER_S)
+    except (BrokerRefused, InvalidRequest) as error:
+        yield Check.fail("kafka", str(error), f"correct {error.param} in penstock.toml or its variable")
+        return
+    if reason is not None:
         cure = "`penstock up` starts one; else check [kafka] bootstrap_servers and security"
         yield Check.fail("kafka", f"nothing answers at {where} ({reason})", cure)
     else:
@@ -351,26 +393,12 @@ def reach_checks(settings: KafkaSettings) -> Iterator[Check]:
 
 def broker_checks(settings: KafkaSettings) -> Iterator[Check]:
     """What the brokers tell of their settings."""
-    from confluent_kafka import KafkaException
-
     try:
-        brokers, config = describe_broker(settings)
-    except KafkaException as error:
-        detail = f"{settings.bootstrap_servers} does not tell its settings: {error.args[0].str()}"
-        yield Check.warn("broker", detail, "allow Describe on the cluster to this user")
+        brokers, config = broker_settings(settings)
+    except Forbidden as error:
+        yield Check.warn("broker", str(error), f"grant DESCRIBE_CONFIGS on the cluster: {live_checks.GRANT}")
         return
     yield from broker_setting_checks(config, brokers)
-
-
-def describe_broker(settings: KafkaSettings) -> tuple[int, dict[str, str]]:
-    """(number of brokers, the settings of one of them)."""
-    from confluent_kafka.admin import ConfigResource, ResourceType
-
-    admin = admin_client(settings)
-    brokers = list(admin.list_topics(timeout=10).brokers)
-    resource = ConfigResource(ResourceType.BROKER, str(brokers[0]))
-    entries = admin.describe_configs([resource], request_timeout=10)[resource].result(15)
-    return len(brokers), {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
 
 def broker_setting_checks(config: dict[str, str], brokers: int) -> Iterator[Check]:

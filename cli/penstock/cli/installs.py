@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from penstock.cli.failures import CliFailure, ExitCode
+
+
+@contextmanager
+def importing(room: str) -> Generator[None]:
+    """Around the imports of a room, which may not be installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        text = f"the {room} is not installed here (no module {error.name}): {install_command(room)}"
+        raise CliFailure(text, exit_code=ExitCode.USAGE) from error
 
 
 def install_command(extra: str) -> str:

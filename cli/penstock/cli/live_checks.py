@@ -5,17 +5,18 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from penstock.cli.rights import OFFSETS_TOPIC, Installation, Right, Role
 from penstock.common import admin
 from penstock.common.artifacts.configured import open_store, try_store
 from penstock.common.configuration import ArtifactsSection
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.errors import PenstockError
-from penstock.schemas.topics import kind_of_topic, topic_specs
+from penstock.schemas.errors import Forbidden, PenstockError
+from penstock.schemas.topics import kind_of_topic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,10 @@ class Check:
 
 
 PROBE_S = 3.0
+GRANT = "`penstock topics acls --role operator` prints the rights to grant"
 TRANSACTION_S = 1.0
+MAX_PROBES = 100
+"""Topics of a pattern that are asked about: there may be thousands of conversations."""
 
 
 def within(name: str, probe: Callable[[], list[Check]], probe_s: float = PROBE_S) -> list[Check]:
@@ -53,7 +57,12 @@ def within(name: str, probe: Callable[[], list[Check]], probe_s: float = PROBE_S
             found.extend(probe())
         except Exception as error:
             detail = str(error) or type(error).__name__
-            found.append(Check.fail(name, detail, "see whether it is reached"))
+            cure = (
+                f"{GRANT}, unless this is no operator's client"
+                if isinstance(error, Forbidden)
+                else "see whether it is reached"
+            )
+            found.append(Check.fail(name, detail, cure))
 
     thread = threading.Thread(target=run, name=f"doctor-{name}", daemon=True)
     thread.start()
@@ -107,19 +116,68 @@ def transaction_checks(kafka: KafkaSettings) -> Iterator[Check]:
         yield Check.ok("transactions", "none holds back requests")
 
 
-def right_checks(kafka: KafkaSettings) -> list[Check]:
-    """Whether the client of this configuration may read and write the topics: not every process needs each of them."""
-    topics = [spec.name for spec in topic_specs(kafka.names)]
-    lacking = [
-        Check.warn(
-            "rights",
-            f"the client of this configuration has no right to {operation} on the topic {topic}",
-            f"grant it {operation} on {topic}, unless it is another client than that of the worker and the gateway",
+def right_checks(
+    kafka: KafkaSettings, installation: Installation, named: Sequence[Role] | None = None
+) -> Iterator[Check]:
+    """A line for each operation that the roles need and this client may not do.
+
+    Without named roles it is a warning: the client may be another than that of the gateway and the worker.
+    """
+    roles, make = named or (Role.GATEWAY, Role.WORKER), Check.fail if named else Check.warn
+    missing = {role: missing_rights(kafka, installation.rights(role)) for role in roles}
+    printed = " ".join(f"--role {role}" for role in roles if missing[role])
+    by_operation: dict[str, list[str]] = {}
+    for right in sorted({right for rights in missing.values() for right in rights}):
+        where = f"{'topics ' if right.prefixed else ''}{right.name}{'*' if right.prefixed else ''}"
+        by_operation.setdefault(right.operation, []).append(
+            where if right.kind == "topic" else f"the {right.kind} {right.name}"
         )
-        for operation in ("READ", "WRITE")
-        for topic in sorted(admin.lacking(kafka, dict.fromkeys(topics, operation), PROBE_S))
-    ]
-    return lacking or [Check.ok("rights", "the topics may be read and written")]
+    for operation, places in by_operation.items():
+        detail = f"no {operation} for {' and '.join(roles)} on {', '.join(places)}"
+        yield make("rights", detail, f"`penstock topics acls {printed}` prints the rights to grant")
+    if not by_operation:
+        yield Check.ok("rights", f"this client may do what {' and '.join(roles)} need")
+
+
+def missing_rights(kafka: KafkaSettings, rights: Sequence[Right]) -> list[Right]:
+    """Those that this client does not have, as far as the brokers tell.
+
+    A pattern is asked for by the topics that match it, and CREATE by a topic that is not made. What the brokers do not
+    tell, as READ on a group that nobody has joined, counts as there.
+    """
+    counts = admin.partition_counts(kafka, timeout_s=PROBE_S)
+    probes = {right: _probes(right, counts) for right in rights}
+    asked = {name for right, names in probes.items() if right.kind == "topic" for name in names}
+    topics = admin.topic_operations(kafka, sorted(asked), PROBE_S)
+    groups = admin.group_operations(kafka, sorted({one.name for one in rights if one.kind == "group"}), PROBE_S)
+
+    def is_there(right: Right) -> bool:
+        if right.operation == "CREATE":
+            return admin.may_create(kafka, probes[right][0], PROBE_S)
+        if right.kind == "cluster":
+            return _may_read_brokers(kafka)
+        if right.name == OFFSETS_TOPIC:  # it may be altered and not described
+            return True
+        allowed = topics if right.kind == "topic" else groups
+        return all(name not in allowed or right.operation in allowed[name] for name in probes[right])
+
+    return [right for right in rights if not is_there(right)]
+
+
+def _may_read_brokers(kafka: KafkaSettings) -> bool:
+    try:
+        admin.broker_settings(kafka, PROBE_S)
+    except Forbidden:
+        return False
+    return True
+
+
+def _probes(right: Right, existing: Iterable[str]) -> Sequence[str]:
+    """The names by which the brokers are asked about it."""
+    if not right.prefixed:
+        return [right.name]
+    matching = sorted(name for name in existing if name.startswith(right.name))
+    return matching[:MAX_PROBES] or [f"{right.name}doctor"]
 
 
 def queue_checks(kafka: KafkaSettings, wanted: Sequence[str]) -> list[Check]:
@@ -130,7 +188,6 @@ def queue_checks(kafka: KafkaSettings, wanted: Sequence[str]) -> list[Check]:
 
 
 def missing_queue_topics(wanted: Sequence[str], there: Collection[str]) -> Iterator[Check]:
-    """Pure."""
     missing = [topic for topic in wanted if topic not in there]
     for topic in missing:
         cure = "`penstock topics create` creates it; or take it out of [[queues]]: until then no queue is read"

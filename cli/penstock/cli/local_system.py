@@ -300,7 +300,6 @@ class LocalSystem:
         return [{**ASSETS[name].model_table(prepare_model(name, self._progress)), **last} for name in wanted]
 
     def _say_models(self) -> None:
-        """Which configured models this run does not serve."""
         chosen = {model["id"] for model in self.models}
         if replaced := [str(model.get("id")) for model in self.config.models if model.get("id") not in chosen]:
             option = "--model" if self.options.remote is None else "--remote"

@@ -112,7 +112,6 @@ def local_url(host: str, port: int) -> str:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether this process listens on this TCP port."""
     import psutil  # comes with the worker, which `penstock up` runs
 
     try:

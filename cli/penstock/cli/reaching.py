@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 import socket
 
-from confluent_kafka import KafkaException
-
-from penstock.cli.embedded_kafka import answers
 from penstock.cli.failures import CliFailure, ExitCode
-from penstock.common.kafka_errors import wrong_configuration
+from penstock.common import admin
 from penstock.common.settings import KafkaSettings
+from penstock.schemas.errors import BrokerRefused, BrokerUnavailable
 
 CONNECT_S = 2.0
 ANSWER_S = 5.0
 
 
 def require_kafka(settings: KafkaSettings) -> KafkaSettings:
-    """The settings, when a broker of theirs answers. Raises CliFailure (unreachable) within some seconds."""
+    """The settings, when a broker of theirs answers. Raises CliFailure (unreachable), BrokerRefused within seconds."""
     reason = why_unreachable(settings)
     if reason is not None:
         raise CliFailure(
@@ -29,7 +27,7 @@ def require_kafka(settings: KafkaSettings) -> KafkaSettings:
 
 
 def why_unreachable(settings: KafkaSettings, answer_s: float = ANSWER_S) -> str | None:
-    """None when a broker answers; one that accepts has `answer_s` for that."""
+    """None when a broker answers; one that accepts has `answer_s` for that. Raises BrokerRefused."""
     reasons: list[str] = []
     for server in settings.bootstrap_servers.split(","):
         host, port = host_and_port(server)
@@ -39,12 +37,12 @@ def why_unreachable(settings: KafkaSettings, answer_s: float = ANSWER_S) -> str 
             reasons.append(error.strerror or str(error))
         else:
             try:
-                answered = answers(settings.bootstrap_servers, answer_s, settings.security)
-            except KafkaException as error:
-                raise wrong_configuration(error) from error
-            if answered:
-                return None
-            return f"something listens there, but does not speak Kafka to this client within {answer_s:.0f} s"
+                admin.broker_count(settings, answer_s)
+            except BrokerRefused:
+                raise
+            except BrokerUnavailable:
+                return f"something listens there, but does not speak Kafka to this client within {answer_s:.0f} s"
+            return None
     return reasons[0]
 
 

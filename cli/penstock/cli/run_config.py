@@ -47,7 +47,6 @@ class RunConfig:
 
     @property
     def pool(self) -> str | None:
-        """The worker's."""
         return self.value("worker", "pool")
 
     @property

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from penstock.cli.config import ConfigFile, load, use_config
-from penstock.cli.failures import CliFailure, ExitCode
-from penstock.cli.installs import install_command
-from penstock.common.stop_bound import run_process
-from penstock.schemas.logs import log_to_stderr
+from penstock.cli.installs import importing
+from penstock.cli.log_options import LogOptions
+from penstock.common.configuration import ENV_SECRETS, KafkaProcessSettings
+from penstock.common.renewed_files import RenewedFiles
+from penstock.common.stop_bound import restart_process, run_process
+
+S = TypeVar("S", bound=KafkaProcessSettings)
 
 
 @dataclass
-class Started:
+class Started(LogOptions):
     """How a process is started."""
 
     config: ConfigFile = None
@@ -34,15 +36,12 @@ class Started:
 
         An option goes before the file: by its variable, which does too.
         """
-        set_up_logging()
         use_config(self.config)
+        self.set_up_logging()
         if self.bootstrap_servers is not None:
             os.environ["PENSTOCK_KAFKA__BOOTSTRAP_SERVERS"] = self.bootstrap_servers
-        try:
+        with importing(room):
             yield
-        except ModuleNotFoundError as error:
-            text = f"the {room} is not installed here (no module {error.name}): {install_command(room)}"
-            raise CliFailure(text, exit_code=ExitCode.USAGE) from error
 
 
 def worker(started: Started) -> None:
@@ -55,7 +54,7 @@ def worker(started: Started) -> None:
     with started.importing("worker"):
         from penstock.processors.app import run_worker
         from penstock.processors.settings import WorkerSettings
-    finish(run_worker(load(WorkerSettings)))
+    finish(run_worker, WorkerSettings)
 
 
 def gateway(started: Started) -> None:
@@ -66,7 +65,7 @@ def gateway(started: Started) -> None:
     with started.importing("gateway"):
         from penstock.gateway.app import run_gateway
         from penstock.gateway.settings import GatewaySettings
-    finish(run_gateway(load(GatewaySettings)), new_loop=fast_loop())
+    finish(run_gateway, GatewaySettings, new_loop=fast_loop())
 
 
 def bridge(started: Started) -> None:
@@ -81,7 +80,7 @@ def bridge(started: Started) -> None:
     with started.importing("gateway"):
         from penstock.gateway.bridge.app import run_bridge
         from penstock.gateway.bridge.settings import BridgeSettings
-    finish(run_bridge(load(BridgeSettings)))
+    finish(run_bridge, BridgeSettings)
 
 
 def webhooks(started: Started) -> None:
@@ -96,7 +95,7 @@ def webhooks(started: Started) -> None:
     with started.importing("gateway"):
         from penstock.gateway.webhooks.app import run_webhooks
         from penstock.gateway.webhooks.settings import WebhooksSettings
-    finish(run_webhooks(load(WebhooksSettings)))
+    finish(run_webhooks, WebhooksSettings)
 
 
 def summarizer(started: Started) -> None:
@@ -112,7 +111,7 @@ def summarizer(started: Started) -> None:
     with started.importing("gateway"):
         from penstock.gateway.summarizer.app import run_summarizer
         from penstock.gateway.summarizer.settings import SummarizerSettings
-    finish(run_summarizer(load(SummarizerSettings)))
+    finish(run_summarizer, SummarizerSettings)
 
 
 def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -125,21 +124,20 @@ def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def finish(
-    running: Coroutine[Any, Any, int | None], *, new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    run: Callable[[S], Coroutine[Any, Any, int | None]],
+    settings_type: type[S],
+    *,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
-    """Run to the end; ends the process with the code that it returns."""
-    run_process(running, new_loop)
-
-
-# Libraries that tell each step at INFO.
-NOISY = ("aiokafka", "faust", "mode", "httpx", "httpcore", "uvicorn.access", "transformers")
-
-
-def set_up_logging() -> None:
-    """Raises CliFailure when PENSTOCK_LOG_LEVEL names no level."""
-    level = os.environ.get("PENSTOCK_LOG_LEVEL", "INFO").upper()
-    if level not in logging.getLevelNamesMapping():
-        raise CliFailure(f"PENSTOCK_LOG_LEVEL is {level}: use DEBUG, INFO, WARNING or ERROR", exit_code=ExitCode.USAGE)
-    log_to_stderr(level)
-    for name in NOISY:
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level]))
+    """Run to the end; ends the process with the code that it returns, or restarts it when certificates were renewed."""
+    named = load(settings_type)
+    renewed = RenewedFiles(
+        named.kafka_settings(),
+        os.environ.get(ENV_SECRETS),
+        lambda: load(settings_type).kafka_settings(),
+        restart_process,
+        named.kafka.restart_spread_s,
+    )
+    settings = load(settings_type)  # after the look at the files that it is read from
+    renewed.start()
+    run_process(run(settings), new_loop)

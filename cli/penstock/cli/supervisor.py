@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from penstock.cli.paths import Progress
 from penstock.cli.readiness import Readiness, not_running
 
 POLL_S = 0.1
+LOGS_S = 10.0
+"""Between looks at the size of logs."""
 USAGE_EXIT = 2
 START_TRIES = 3
 """A part that ends more often than this ends the start of the whole."""
@@ -94,6 +97,7 @@ class Supervisor:
         self.stopping = False
         self._progress = progress
         self._changed = changed
+        self._logs_due = 0.0
         self._untold = False
         """Whether something has changed that `changed` could not be told of, for want of a disk."""
 
@@ -156,6 +160,11 @@ class Supervisor:
         now = time.monotonic()
         if self._untold:
             self.tell()
+        if now >= self._logs_due:
+            self._logs_due = now + LOGS_S
+            for part in self.parts:
+                with suppress(OSError):  # a full disk
+                    children.shorten_log(part.log)
         for part in self.parts:
             if part.running:
                 continue

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli import instances
+from penstock.cli.acls import acls, configured_installation
 from penstock.cli.config import (
     USUAL_PARTITIONS,
     ClusterSettings,
@@ -25,9 +27,10 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 from penstock.cli.paths import Progress, silent
 from penstock.cli.reaching import require_kafka
+from penstock.cli.topic_plan import Change, changes, keeps_long_enough, reassignment
 from penstock.common.settings import KafkaSettings
 from penstock.schemas.errors import Forbidden
-from penstock.schemas.topics import HORIZON_MS, TopicNames, TopicSpec, topic_specs
+from penstock.schemas.topics import TopicNames, TopicSpec, topic_specs
 
 if TYPE_CHECKING:
     from penstock.common.admin import TopicReport
@@ -73,6 +76,7 @@ class Cluster:
         return settings, require_kafka(kafka_settings(settings, self.bootstrap_servers, self.topic_prefix))
 
 
+app.command()(acls)
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -113,17 +117,22 @@ def create(
 
       penstock topics create --conversation-layout sharded
     """
+    from penstock.cli.audited import audited
+
     settings, kafka = cluster.load()
-    reports = create_topics(
-        kafka,
-        partitions=partitions or settings.topics.named("partitions"),
-        durability=durability or settings.topics.durability,
-        conversation_layout=conversation_layout or settings.topics.named("conversation_layout"),
-        pools=pool or settings.topics.pools,
-        queues=load(QueueSettings).topics,
-        alter=alter,
-        progress=_tell,
-    )
+    asked = {"partitions": partitions, "durability": durability, "pool": pool, "alter": alter}
+    with audited(kafka, "penstock topics create", asked):
+        reports = create_topics(
+            kafka,
+            partitions=partitions or settings.topics.named("partitions"),
+            durability=durability or settings.topics.durability,
+            conversation_layout=conversation_layout or settings.topics.named("conversation_layout"),
+            pools=pool or settings.topics.pools,
+            queues=load(QueueSettings).topics,
+            config=settings.topics.config,
+            alter=alter,
+            progress=_tell,
+        )
     if alter and (durability or settings.topics.durability) == "fsync":
         _flush_conversations(kafka)
     if as_json:
@@ -181,6 +190,134 @@ def check(cluster: Cluster, as_json: AsJson = False) -> None:
     raise typer.Exit(int(ExitCode.FAILED) if problems else 0)
 
 
+Partitions = Annotated[
+    int | None, typer.Option(min=1, help="Partitions of request topics (default: [topics], else as they are).")
+]
+
+
+@app.command()
+def plan(cluster: Cluster, partitions: Partitions = None, as_json: AsJson = False) -> None:
+    """Print how the topics differ from the settings, and what `apply` would do. Changes nothing.
+
+    Each line says create, change, keep (breaks nothing and stays), refuse (with the reason) or by_hand. Request topics
+    get more partitions only while nothing runs and no request waits, because turns of a conversation could run out of
+    order otherwise. Topics of results keep theirs. Replicas are added by kafka-reassign-partitions.sh; --json has its
+    input. Ends with 1 if something is refused or left to do by hand.
+
+    Example:  penstock topics plan --partitions 128
+    """
+    from penstock.common.admin import topic_replicas
+
+    settings, kafka = cluster.load()
+    found = _planned(settings, kafka, partitions)
+    by_hand = sorted({one.topic for one in found.changes if one.state == "by_hand"})
+    if as_json:
+        held, brokers = topic_replicas(kafka, by_hand) if by_hand else ({}, [])
+        moves = reassignment(held, brokers, found.replication) if by_hand else None
+        typer.echo(json.dumps({"changes": [asdict(one) for one in found.changes], "reassignment": moves}))
+    else:
+        _show_changes(found.changes)
+    raise typer.Exit(int(ExitCode.FAILED) if found.is_left else 0)
+
+
+@app.command()
+def apply(cluster: Cluster, partitions: Partitions = None, as_json: AsJson = False) -> None:
+    """Carry out what `plan` prints as create and change; a call that was killed is completed by the next one.
+
+    Missing topics and settings are mended while the system runs. Ends with 1 if something was refused.
+
+    Examples:
+
+      penstock topics apply
+
+      penstock topics apply --partitions 128
+    """
+    from penstock.cli.audited import audited
+    from penstock.cli.topic_changes import carry_out
+
+    settings, kafka = cluster.load()
+    found = _planned(settings, kafka, partitions)
+    with audited(kafka, "penstock topics apply", {"partitions": partitions}):
+        made = carry_out(kafka, found.changes, found.missing, _tell, found.busy)
+    left = [one for one in found.changes if one.state in ("refuse", "by_hand")]
+    if as_json:
+        typer.echo(json.dumps({"made": made, "left": [asdict(one) for one in left]}))
+    else:
+        _show_changes(left)
+        typer.echo(f"{made} changes made, {len(left)} left")
+    raise typer.Exit(int(ExitCode.FAILED) if left else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    missing: list[TopicSpec]
+    changes: list[Change]
+    replication: int
+    busy: Callable[[], str | None]
+    """What forbids more partitions of request topics now."""
+
+    @property
+    def is_left(self) -> bool:
+        return any(one.state in ("refuse", "by_hand") for one in self.changes)
+
+
+def _planned(settings: ClusterSettings, kafka: KafkaSettings, partitions: int | None) -> _Plan:
+    """Raises CliFailure, BrokerUnavailable, Forbidden."""
+    from penstock.cli.topic_changes import why_busy
+    from penstock.common.admin import broker_count, look_at_topics, settled_counts
+    from penstock.schemas.registry import reading_codec
+
+    section, names = settings.topics, kafka.names
+    if (hidden := hidden_topics(kafka)) is not None:
+        raise Forbidden(f"{hidden}; `penstock topics acls --role operator` prints the rights to grant")
+    counts = settled_counts(kafka)
+    shared = _is_sharded(names, counts, section.named("conversation_layout") or "topics")
+    asked = partitions or section.named("partitions")
+    turns = [
+        counts[topic] for pool in (None, *section.pools) for topic in names.conversation_topics(pool) if topic in counts
+    ]
+    # Without a wish, those that must be equal become as the largest.
+    count = asked or max(turns, default=USUAL_PARTITIONS)
+    brokers = broker_count(kafka)
+    specs = _specs(
+        names,
+        section.pools,
+        shared,
+        partitions=count,
+        brokers=brokers,
+        durability=section.durability,
+        config=section.config,
+    )
+    missing, reports = look_at_topics(kafka, specs)
+    if asked is None:  # nobody asked for other partitions of those that turns do not come on
+        turn_topics = {topic for pool in (None, *section.pools) for topic in names.conversation_topics(pool)}
+        reports = [one if one.name in turn_topics else _without_partitions(one, specs) for one in reports]
+    more = any("partitions" in one.drift and names.is_request_topic(one.name) for one in reports)
+    codec = reading_codec(settings.schema_registry.access)
+    busy = partial(why_busy, kafka, configured_installation().groups.get("worker"), codec)
+    chosen = {names.prefix + name: values for name, values in section.config.items()}
+    return _Plan(
+        missing=missing,
+        changes=changes(missing, reports, specs, names, chosen=chosen, busy=busy() if more else None),
+        busy=busy,
+        replication=specs[0].replication,
+    )
+
+
+def _without_partitions(report: TopicReport, specs: Sequence[TopicSpec]) -> TopicReport:
+    if any(spec.name == report.name and spec.partitions == 1 for spec in specs):
+        return report
+    return replace(report, drift={name: one for name, one in report.drift.items() if name != "partitions"})
+
+
+def _show_changes(found: Sequence[Change]) -> None:
+    for one in found:
+        reason = "" if one.reason is None else f": {one.reason}"
+        typer.echo(f"{one.state:<8} {one.topic} {one.setting} {one.found} -> {one.wanted}{reason}")
+    if not found:
+        typer.echo("nothing differs from the settings")
+
+
 @app.command()
 def reconcile(
     cluster: Cluster,
@@ -194,8 +331,8 @@ def reconcile(
     generation of the workers' group is raised above all epochs in the topics, so that readers follow what workers
     publish. Where readers follow an origin that the mirror has changed, the unfinished requests of that partition are
     appended again under it. Titles, metadata and policies of conversations are written again if they name topics of
-    another cluster. A second call does no harm. It also lets streams end that stand still after a loss of power or
-    after the group was deleted.
+    another cluster, and webhooks that wait if their outcome is at another place. A second call does no harm. It also
+    lets streams end that stand still after a loss of power or after the group was deleted.
 
     Examples:
 
@@ -203,11 +340,13 @@ def reconcile(
 
       penstock topics reconcile --bootstrap-servers kafka:9092
     """
+    from penstock.cli.audited import audited
     from penstock.cli.restored.reconcile import reconcile_topics
     from penstock.schemas.registry import reading_codec
 
     settings, kafka = cluster.load()
-    found = reconcile_topics(kafka, reading_codec(settings.schema_registry.url), dry_run=dry_run)
+    with nullcontext() if dry_run else audited(kafka, "penstock topics reconcile", {}):
+        found = reconcile_topics(kafka, reading_codec(settings.schema_registry.access), dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -216,6 +355,8 @@ def reconcile(
     typer.echo(f"{found['unfinished']} requests have no outcome: they run when workers start")
     typer.echo(f"{found['appended_again']} of them {will} appended again under the origin that readers follow")
     typer.echo(f"the facts of {found['conversation_facts']} conversations {will} written again")
+    typer.echo(f"{found['usage_totals']} totals of usage {will} written again")
+    typer.echo(f"{found['webhooks']} webhooks that wait {will} written again, with the places of their outcomes")
     if not dry_run:
         typer.echo(f"the group {found['group']} is at generation {found['generation']}: start the workers")
 
@@ -246,6 +387,7 @@ def create_topics(
     conversation_layout: str | None = None,
     pools: Sequence[str] = (),
     queues: Sequence[str] = (),
+    config: Mapping[str, Mapping[str, str]] | None = None,
     alter: bool = False,
     progress: Progress = silent,
 ) -> list[TopicReport]:
@@ -266,7 +408,9 @@ def create_topics(
     if shared and conversation_layout == "topics":
         progress(f"conversations share {settings.names.conversation_log} already: the layout topics does not hold")
     count = partitions or existing.get(settings.names.result, usual_partitions)
-    specs = _specs(settings.names, pools, shared, partitions=count, brokers=brokers, durability=durability)
+    specs = _specs(
+        settings.names, pools, shared, partitions=count, brokers=brokers, durability=durability, config=config or {}
+    )
     planned = {spec.name: spec.partitions for spec in specs} | existing
     if problems := unequal_topics(settings.names, planned, pools):
         raise CliFailure(f"nothing was made: {problems[0]}")
@@ -286,11 +430,27 @@ def create_topics(
 
 
 def _specs(
-    names: TopicNames, pools: Sequence[str], shared: bool, *, partitions: int, brokers: int, durability: str
+    names: TopicNames,
+    pools: Sequence[str],
+    shared: bool,
+    *,
+    partitions: int,
+    brokers: int,
+    durability: str,
+    config: Mapping[str, Mapping[str, str]],
 ) -> list[TopicSpec]:
-    """The topics of an installation and of these pools. `shared`: with the one of all conversations."""
+    """The topics of an installation and of these pools. `shared`: with the one of all conversations.
+
+    `config`: `[topics.config]`. Raises CliFailure for a topic that is not among them.
+    """
     specs = partial(topic_specs, names, partitions=partitions, brokers=brokers, durability=durability)
-    return [*specs(shared_conversations=shared), *(spec for pool in pools for spec in specs(pool=pool))]
+    found = [*specs(shared_conversations=shared), *(spec for pool in pools for spec in specs(pool=pool))]
+    if unknown := {names.prefix + name for name in config} - {spec.name for spec in found}:
+        raise CliFailure(
+            f"[topics.config] names {min(unknown)}, which is no topic of Penstock", exit_code=ExitCode.USAGE
+        )
+    chosen = {names.prefix + name: values for name, values in config.items()}
+    return [replace(spec, config={**spec.config, **chosen.get(spec.name, {})}) for spec in found]
 
 
 def _queue_specs(queues: Sequence[str], existing: Container[str], partitions: int, brokers: int) -> list[TopicSpec]:
@@ -386,13 +546,28 @@ def findings(settings: KafkaSettings, topics: TopicsSection) -> list[str]:
     """What is missing or breaks an invariant, one line each. Raises BrokerUnavailable."""
     from penstock.common.admin import broker_count, look_at_topics, settled_counts
 
+    if (hidden := hidden_topics(settings)) is not None:
+        return [hidden]
     counts = settled_counts(settings)
     shared = settings.names.conversation_log in counts
     brokers, durability = broker_count(settings), topics.durability
-    specs = _specs(settings.names, topics.pools, shared, partitions=4, brokers=brokers, durability=durability)
+    specs = _specs(
+        settings.names, topics.pools, shared, partitions=4, brokers=brokers, durability=durability, config=topics.config
+    )
     missing, reports = look_at_topics(settings, specs)
     absent = [f"{spec.name} does not exist: run `penstock topics create`" for spec in missing]
     return [*absent, *broken(reports, specs), *unequal_topics(settings.names, counts, topics.pools)]
+
+
+def hidden_topics(settings: KafkaSettings) -> str | None:
+    """A line if topics may not be described: to this client they look as if they did not exist."""
+    from penstock.common.admin import topic_operations
+
+    topics = [spec.name for spec in topic_specs(settings.names)]
+    hidden = sorted(name for name, allowed in topic_operations(settings, topics).items() if not allowed)
+    if not hidden:
+        return None
+    return f"no DESCRIBE on {len(hidden)} of {len(topics)} topics ({hidden[0]}, …): whether they exist is not known"
 
 
 def broken(reports: Sequence[TopicReport], specs: Sequence[TopicSpec]) -> list[str]:
@@ -422,16 +597,11 @@ def _breaking(
         for setting, (wanted, found) in report.drift.items():
             if setting == "partitions" and (report.name not in single or found == wanted):
                 continue
-            if setting == "retention.ms" and _keeps_long_enough(found):
+            if setting == "retention.ms" and keeps_long_enough(found):
                 continue
             if setting in ("replication", "min.insync.replicas") and int(found) > int(wanted):
                 continue
             yield report, setting, wanted, found
-
-
-def _keeps_long_enough(retention_ms: str) -> bool:
-    """At least two horizons, or for ever: no request outlives its record."""
-    return retention_ms == "-1" or (retention_ms.isdigit() and int(retention_ms) >= 2 * HORIZON_MS)
 
 
 def unequal_topics(names: TopicNames, counts: Mapping[str, int], pools: Sequence[str] = ()) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -28,12 +29,16 @@ from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.hub_models import agree, chosen
 from penstock.cli.instances import elsewhere_text
 from penstock.cli.local_system import LocalSystem, Options, card, where_models_are
+from penstock.cli.log_options import LogOptions
 from penstock.cli.ordered import read_orders
 from penstock.cli.paths import default_data_dir
 from penstock.cli.readiness import Readiness, ask, ask_processes, readiness_of_part
 from penstock.cli.run_config import RunConfig
 from penstock.cli.state import Home, PartState, SystemState
+from penstock.common import log_setup
 from penstock.common.orders import in_force, order_lines
+
+logger = logging.getLogger(__name__)
 
 DETACH_DEADLINE_S = 1800.0
 DOWN_DEADLINE_S = 150.0
@@ -91,6 +96,8 @@ def up(
     ] = None,
     open_console: Annotated[bool, typer.Option("--open", help="Open the console in a browser once it serves.")] = False,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="penstock.toml for everything else.")] = None,
+    *,
+    log: LogOptions,
 ) -> None:
     """Run everything on this machine: a real Kafka, a worker with small real models, the gateway. Ctrl-C stops it.
 
@@ -125,6 +132,8 @@ def up(
         start_detached(home)
         return
     found = use_config(config)
+    if log.log_section().format == "json":
+        log.set_up_logging()
     checked()
     configured = RunConfig(found)
     options = Options(
@@ -155,6 +164,7 @@ def run(system: LocalSystem) -> None:
     def asked(number: int, frame: FrameType | None) -> None:
         if supervisor.stopping:
             supervisor.kill()
+            log_setup.drain()
             os._exit(ExitCode.INTERRUPTED)
         supervisor.stopping = True
         signal.alarm(round(sum(part.grace_s for part in supervisor.parts) + STOP_S))
@@ -166,6 +176,7 @@ def run(system: LocalSystem) -> None:
         say("Penstock did not stop in time: all parts are killed")
         faulthandler.dump_traceback(all_threads=True)
         supervisor.kill()
+        log_setup.drain()
         os._exit(ExitCode.FAILED)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -392,10 +403,16 @@ def running(home: Home) -> SystemState:
 
 def noted(line: str) -> None:
     """Progress into up.log: as the other logs have it, with its time."""
+    if log_setup.in_force().format == "json":
+        say(line)
+        return
     say(f"{datetime.now(UTC).isoformat(timespec='milliseconds').replace('+00:00', 'Z')} {line}")
 
 
 def say(line: str) -> None:
     """Progress and the card go to stderr: stdout is for data. That may be a file on a full disk, which ends nothing."""
+    if log_setup.in_force().format == "json":
+        logger.info("%s", line)
+        return
     with suppress(OSError):
         typer.echo(line, err=True)

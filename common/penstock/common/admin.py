@@ -23,7 +23,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, New
 from penstock.common.admin_clients import answer_of, asked, is_new, unanswered
 from penstock.common.kafka_errors import missing_topic, translated, unavailable
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.errors import Conflict, Forbidden, NotFound, PenstockError
+from penstock.schemas.errors import Conflict, Forbidden, InternalError, NotFound, PenstockError
 from penstock.schemas.topics import TP, TopicSpec, conversation_topic_config
 
 TOPICS_A_REQUEST = 500
@@ -55,7 +55,7 @@ def ensure_topics(settings: KafkaSettings, specs: Sequence[TopicSpec], timeout_s
     created: set[str] = set()
 
     def look() -> list[TopicInfo]:
-        # Each time anew: a broker may still list a topic that has just been deleted, which nobody else would create.
+        # Each time again: a broker may still list a topic that has just been deleted, which nobody else would create.
         existing = partition_counts(settings, names, timeout_s)
         created.update(_create(settings, [spec for spec in specs if spec.name not in existing], timeout_s))
         return describe(settings, names, timeout_s)
@@ -196,7 +196,7 @@ def delete_topic(settings: KafkaSettings, topic: str, timeout_s: float = 15.0) -
 
 
 def delete_records(settings: KafkaSettings, before: Mapping[TP, int], timeout_s: float = 15.0) -> None:
-    """Delete the records of each partition that stand before an offset. Raises BrokerUnavailable."""
+    """Delete the records of each partition that are before an offset. Raises BrokerUnavailable."""
 
     def ask(client: AdminClient, wait_s: float) -> None:
         wanted = [TopicPartition(*tp, offset) for tp, offset in before.items()]
@@ -225,8 +225,21 @@ def broker_count(settings: KafkaSettings, timeout_s: float = 10.0) -> int:
     return len({*metadata.brokers}.union(*replicas))
 
 
+def topic_replicas(settings: KafkaSettings, topics: Sequence[str]) -> tuple[dict[str, list[list[int]]], list[int]]:
+    """The brokers that hold each partition of the topics, the preferred leader first, and all brokers."""
+    metadata = _metadata(settings, 10.0)
+    found = {
+        topic: [
+            list(metadata.topics[topic].partitions[number].replicas)
+            for number in sorted(metadata.topics[topic].partitions)
+        ]
+        for topic in topics
+    }
+    return found, sorted(metadata.brokers)
+
+
 def known_topics(settings: KafkaSettings, timeout_s: float = 10.0) -> dict[str, int]:
-    """Partitions of all topics. Raises BrokerUnavailable as `topic_ids`: there may be topics that are not told."""
+    """Partitions of all topics. Raises BrokerUnavailable as `topic_ids`: there may be topics that are not named."""
     counts = partition_counts(settings, timeout_s=timeout_s)
     if settings.names.result not in counts:
         raise unavailable(missing_topic(settings.names.result))
@@ -295,7 +308,7 @@ def offsets_at(
 ) -> dict[TP, int]:
     """The first offset of each partition whose record is not older than `time_ms`; the end when there is none."""
     wanted = list(partitions)
-    # Asked for before the times: a record that comes in between is found by its time, or stands behind this end.
+    # Asked for before the times: a record that comes in between is found by its time, or is behind this end.
     ends = end_offsets(settings, wanted, timeout_s)
     found = _offsets(settings, wanted, OffsetSpec.for_timestamp(time_ms), timeout_s)
     return {tp: offset if offset >= 0 else ends[tp] for tp, offset in found.items()}
@@ -388,13 +401,70 @@ def _metadata(settings: KafkaSettings, timeout_s: float) -> Any:
 
 def lacking(settings: KafkaSettings, operations: Mapping[str, str], timeout_s: float = 10.0) -> set[str]:
     """The topics for which this client has no right to the operation that is given with each, as `WRITE`."""
-    found = _descriptions(settings, list(operations), timeout_s, missing_ok=True, operations=True)
-    return {
-        topic
-        for topic, description in found.items()
-        if description is None
-        or AclOperation[operations[topic]] not in (description.authorized_operations or AclOperation)
-    }
+    allowed = topic_operations(settings, list(operations), timeout_s)
+    return {topic for topic, found in allowed.items() if operations[topic] not in found}
+
+
+def topic_operations(settings: KafkaSettings, topics: Sequence[str], timeout_s: float = 10.0) -> dict[str, set[str]]:
+    """What this client may do with each topic: `READ`, …; nothing if it may not even describe it.
+
+    Topics that it may describe and that do not exist are left out.
+    """
+    found = _descriptions(settings, topics, timeout_s, missing_ok=True, operations=True)
+    return {topic: set() if one is None else _operations(one) for topic, one in found.items()}
+
+
+def group_operations(settings: KafkaSettings, groups: Sequence[str], timeout_s: float = 10.0) -> dict[str, set[str]]:
+    """As `topic_operations`, for groups."""
+
+    def ask(client: AdminClient, wait_s: float) -> dict[str, set[str]]:
+        futures = client.describe_consumer_groups(
+            list(groups), include_authorized_operations=True, request_timeout=wait_s
+        )
+        found: dict[str, set[str]] = {}
+        for group, future in futures.items():
+            try:
+                found[group] = _operations(answer_of(future, f"look up the group {group}", wait_s, group=group))
+            except Forbidden:
+                found[group] = set()
+            except InternalError:  # GROUP_ID_NOT_FOUND: it may be described, and nobody has joined it
+                continue
+        return found
+
+    return asked(settings, ask, timeout_s) if groups else {}
+
+
+def broker_settings(settings: KafkaSettings, timeout_s: float = 10.0) -> tuple[int, dict[str, str]]:
+    """(number of brokers, the settings of one of them). Raises Forbidden without DESCRIBE_CONFIGS on the cluster."""
+    brokers = list(_metadata(settings, timeout_s).brokers)
+
+    def ask(client: AdminClient, wait_s: float) -> dict[str, str]:
+        resource = ConfigResource(ResourceType.BROKER, str(brokers[0]))
+        future = client.describe_configs([resource], request_timeout=wait_s)[resource]
+        entries = answer_of(future, "read the settings of a broker", wait_s)
+        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+    return len(brokers), asked(settings, ask, timeout_s)
+
+
+def may_create(settings: KafkaSettings, topic: str, timeout_s: float = 10.0) -> bool:
+    """Whether this client may create a topic of this name. Creates nothing."""
+
+    def ask(client: AdminClient, wait_s: float) -> bool:
+        futures = client.create_topics([NewTopic(topic, 1)], validate_only=True, request_timeout=wait_s)
+        try:
+            is_new(futures[topic], f"create {topic}", wait_s)
+        except Forbidden:
+            return False
+        return True
+
+    return asked(settings, ask, timeout_s)
+
+
+def _operations(description: Any) -> set[str]:
+    """A broker without an authorizer, or an old one, names none: all are allowed."""
+    found = description.authorized_operations
+    return {one.name for one in (AclOperation if found is None else found)}
 
 
 def _descriptions(

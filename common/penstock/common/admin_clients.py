@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import os
 import threading
 import time
@@ -15,16 +16,25 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from penstock.common.forking import in_a_child, keep_for_ever, keep_in_children
-from penstock.common.kafka_errors import client_logger, from_kafka, wrong_configuration
+from penstock.common.kafka_errors import from_kafka, wrong_configuration
+from penstock.common.refused_connections import HeardErrors
 from penstock.common.settings import KafkaSettings
-from penstock.schemas.errors import BrokerUnavailable, PenstockError
+from penstock.schemas.errors import BrokerRefused, BrokerUnavailable, PenstockError
 
 Answer = TypeVar("Answer")
 
+_unlogged = logging.getLogger("penstock.kafka.admin")
+"""Of admin clients: what they log is raised as an error."""
+_unlogged.disabled = True
+
 STUCK_S = 3.0
 """An answer about the cluster that takes longer is asked for again with a new client."""
+REFUSED_S = 2.0
+"""The wait for an answer after a refused connection."""
 
 _clients: dict[tuple[object, ...], AdminClient] = {}
+_heard_errors: dict[tuple[object, ...], HeardErrors] = {}
+"""Of each of these clients."""
 RENEW_S = 1.0
 """A client is not replaced before it is so old: an outage would pile them up."""
 _made_at: dict[tuple[object, ...], float] = {}
@@ -40,14 +50,33 @@ def admin_client(settings: KafkaSettings) -> AdminClient:
     with _clients_lock:
         if key not in _clients:
             _made_at[key] = time.monotonic()
-            config = settings.librdkafka()
-            del config["allow.auto.create.topics"]  # a consumer's property
-            try:
-                _clients[key] = AdminClient(config, logger=client_logger)
-            except KafkaException as error:
-                raise wrong_configuration(error) from error
+            former = _heard_errors.get(key)
+            _clients[key], _heard_errors[key] = _new_client(settings)
+            _heard_errors[key].answered = former is not None and former.answered
             keep_in_children(_clients[key])
         return _clients[key]
+
+
+def _new_client(settings: KafkaSettings) -> tuple[AdminClient, HeardErrors]:
+    heard = HeardErrors()
+    config: dict[str, Any] = {**settings.librdkafka(), "error_cb": heard.note}
+    del config["allow.auto.create.topics"]  # a consumer's property
+    try:
+        return AdminClient(config, logger=_unlogged), heard
+    except KafkaException as error:
+        raise wrong_configuration(error) from error
+
+
+def check_connection(settings: KafkaSettings, timeout_s: float) -> None:
+    """Have a new client connect. Raises InvalidRequest, BrokerRefused, BrokerUnavailable."""
+    give_up = time.monotonic() + timeout_s
+    client, heard = _new_client(settings)
+    try:
+        client.list_topics(timeout=timeout_s)
+    except KafkaException as error:
+        client.poll(0.1)
+        doing = f"reach Kafka at {settings.bootstrap_servers}"
+        raise heard.refused(settings, give_up) or from_kafka(error, doing) from error
 
 
 def _begin_anew() -> None:
@@ -81,6 +110,12 @@ def _forget(settings: KafkaSettings, client: AdminClient) -> None:
             del _clients[key]
 
 
+def _refusal(settings: KafkaSettings, client: AdminClient, give_up: float) -> BrokerRefused | None:
+    for _ in range(3):  # it reports a moment late
+        client.poll(0.05)
+    return _heard_errors[_key(settings)].refused(settings, give_up)
+
+
 class _Silent(BrokerUnavailable):
     """Nothing was heard at all, in place of a refusal: the client may be stuck."""
 
@@ -100,22 +135,29 @@ def asked(
     """What Kafka answers to `ask(client, seconds to wait)`, tried again with a new client when nothing is heard.
 
     With `refused_too` also what a broker refuses for now is asked again. `ask` may be carried out more than once.
+    Raises BrokerRefused, soon, where brokers refuse the connections of this client.
     """
     give_up = time.monotonic() + timeout_s
-    wait_s = STUCK_S
+    wait_s, refused = STUCK_S, None
     for tries in itertools.count(1):
         client = admin_client(settings)  # held until all is answered
+        client.poll(0)  # what it reported earlier
         try:
-            return ask(client, max(0.1, min(wait_s, give_up - time.monotonic())))
+            answer = ask(client, max(0.1, min(wait_s, give_up - time.monotonic())))
+            _heard_errors[_key(settings)].answered = True
+            return answer
         except BrokerUnavailable as error:
             # After a broker's restart librdkafka also keeps asking with the leader epoch of before, and is refused for
             # minutes: only a new client learns the new one.
             silent = isinstance(error, _Silent)
+            before, refused = refused, _refusal(settings, client, give_up) if silent else None
+            if refused is not None and (before is not None or time.monotonic() >= give_up):
+                raise refused from error  # twice in a row: a broker that starts may refuse what it takes a moment later
             if silent or tries % 5 == 0:
                 _forget(settings, client)
             if not (silent or refused_too) or time.monotonic() >= give_up:
                 raise
-        wait_s = wait_s * 2 if silent else wait_s
+        wait_s = REFUSED_S if refused is not None else wait_s * 2 if silent else wait_s
         time.sleep(0.02)
     raise AssertionError("unreachable")
 

@@ -34,7 +34,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """So many are under way."""
+        """How many are under way."""
         return len(self._tasks)
 
     def start(self, coroutine: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:

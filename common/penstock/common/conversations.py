@@ -56,7 +56,7 @@ class TopicRecords(NamedTuple):
 def fold_messages(records: Iterable[ConversationRecord]) -> list[Turn]:
     """The messages that count, in log order.
 
-    A message may stand there several times, written by several epochs: of one request, direction and number the lowest
+    A message may be there several times, written by several epochs: of one request, direction and number the lowest
     offset counts. A tombstone drops the record of its key. Summaries are not messages of the conversation.
     """
     counted: dict[tuple[str | None, str, int], Turn] = {}
@@ -90,7 +90,7 @@ def read_conversation(
     """The records from `from_offset` to the end that the topic has now; of a fork those that it inherited come first.
 
     What does not decode is left out.
-    `codec` is that of the installation: with a registry its ids may stand in the topic (`schemas.registry`).
+    `codec` is that of the installation: with a registry its ids may be in the topic (`schemas.registry`).
     Raises InvalidRequest for an impossible id, NotFound for an unknown conversation, BrokerUnavailable,
     RegistryUnavailable.
     """

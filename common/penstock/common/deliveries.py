@@ -1,4 +1,4 @@
-"""The topic of webhook deliveries: its keys, and reading it. Partition n tells of partition n of the result topic.
+"""The topic of webhook deliveries: its keys, and reading it. Partition n is about partition n of the result topic.
 
 The functions block: for threads.
 """

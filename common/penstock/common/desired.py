@@ -23,7 +23,7 @@ class DesiredRecord:
     """One record of the topic. `state` is None for a tombstone: the model or class is as configured again.
 
     `revision` is the record's offset: the topic has one partition, so a later order has a greater revision. `WITHDRAWN`
-    where the topic was made anew and has no record of it.
+    where the topic was made again and has no record of it.
     """
 
     key: str
@@ -50,7 +50,7 @@ class Desired:
 
 
 def read_desired(settings: KafkaSettings, codec: Codec, deadline_s: float = 10.0) -> dict[str, Desired]:
-    """All desired state that stands on the topic now, by key as `desired_key` has it. For a thread.
+    """All desired state that is on the topic now, by key as `desired_key` has it. For a thread.
 
     Raises NotFound when the topic does not exist, BrokerUnavailable.
     """

@@ -59,7 +59,7 @@ class EngineKind:
     tasks: tuple[str, ...]
     """The tasks that it can serve."""
     usual: int = 1
-    """So many of them, from the first on, are served by an entry that names none."""
+    """How many of them, from the first on, are served by an entry that names none."""
     slots: int
     """Runs that are together on one engine, where an entry does not say it."""
     options: Options

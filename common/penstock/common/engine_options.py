@@ -116,7 +116,7 @@ def wrong_option(known: Options, options: Mapping[str, Any]) -> str | None:
 
 
 def _shown(option: Option, value: Any) -> str:
-    """What was given instead. Tables are not shown, nor what stands in place of one: it may hold a secret."""
+    """What was given instead. Tables are not shown, nor what is in place of one: it may hold a secret."""
     if option in (HEADERS, VARIABLES) or isinstance(value, Mapping | list):
         return ""
     return f", not {shortened(repr(value), 40)}"

@@ -3,7 +3,7 @@
 A fork goes on from a record of its parent. Its topic begins with a record `fork` that names the parent; the record
 `forked` in the parent's topic names the fork, and keeps what it inherits. Both have the fork's id in their keys. A
 record `deleted` ends a conversation whose topic has to stay for its forks. With `covers_through` it does so only if it
-stands right behind that offset: whoever deletes what nobody has touched for long must not delete what has just come.
+stands right behind that offset: a sweep of what nobody has touched for long must not delete what has just come.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def forked_record(tenant: str, conversation_id: str, fork_id: str, fork: Convers
 
 
 def begin_record(tenant: str, conversation_id: str, record_id: str, now_ms: int) -> ForkRecord:
-    """A deleted conversation whose topic is still there is begun anew, empty."""
+    """A deleted conversation whose topic is still there is begun again, empty."""
     return _record(tenant, conversation_id, "fork", record_id, None, now_ms)
 
 
 def deleted_record(
     tenant: str, conversation_id: str, record_id: str, base: int, now_ms: int, *, only_behind: int | None = None
 ) -> ForkRecord:
-    """Ends what stands before it. Offsets go on behind it, from the `base` of the topic.
+    """Ends what is before it. Offsets go on behind it, from the `base` of the topic.
 
     With `only_behind` it says nothing unless it comes to stand right behind this offset of the conversation.
     """
@@ -97,7 +97,7 @@ class TopicForks:
         """By key: the forks that go on from records of this topic."""
 
     def apply(self, offset: int, key: str, message: ConversationMessage | None) -> bool:
-        """Take the record at Kafka's offset; most of them say nothing. Whether it ends what stands before it."""
+        """Take the record at Kafka's offset; most of them say nothing. Whether it ends what is before it."""
         if message is None:
             self._erase(key)
             return False
@@ -134,7 +134,7 @@ class TopicForks:
     def _before(self, at: int) -> int:
         """The offset of the record that comes before the one at `at`.
 
-        Where others stand between, it is one that stands: what is erased may be compacted away with its tombstone.
+        Where others are between, it is one that stands: what is erased may be compacted away with its tombstone.
         """
         return at - 1 if self._head is None else self.base + self.newest
 
@@ -156,7 +156,7 @@ class TopicForks:
         return max(deletions, default=self.base - 1) + 1
 
     def is_seen(self, offset: int, at: int) -> bool:
-        """Whether the record at the offset `at` has the one at `offset` before it: no deletion stands in between."""
+        """Whether the record at the offset `at` has the one at `offset` before it: no deletion is in between."""
         return offset <= at and not any(offset < one <= at for one in self.deletions)
 
     def goes_on_from(self, limit: int | None = None) -> ConversationFork | None:

@@ -1,7 +1,7 @@
-"""Reads topics as a member of a consumer group, on a thread of its own, and commits what it is told to.
+"""Reads topics as a member of a consumer group, on a thread of its own, and commits what it is given.
 
-Decides nothing: batches, assignments and losses of partitions are told on the event loop. Before a partition goes to
-another member the loop has ended its work for it.
+Decides nothing: batches, assignments and losses of partitions are reported on the event loop. Before a partition goes
+to another member the loop has ended its work for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Read:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listener:
-    """Who is told, on the event loop."""
+    """Called on the event loop."""
 
     on_batch: Callable[[Sequence[Read]], None]
     on_assigned: Callable[[list[TP]], None]
@@ -57,9 +57,11 @@ class Listener:
     """Nobody else gets the partitions before it ends, unless they are lost already."""
     on_failure: Callable[[str], None]
     wants: Callable[[Headers], bool] | None = None
-    """Which records are told, by their headers, asked on the reader's thread; without it all are, headers left out."""
+    """Which records are passed on, by their headers, asked on the reader's thread; without it all are, headers left
+    out.
+    """
     on_passed: Callable[[Mapping[TP, int]], None] = lambda _: None
-    """With `wants`: the offsets behind all that was read, told or not, after the batch was told."""
+    """With `wants`: the offsets behind all that was read, passed on or not, after the batch was passed on."""
 
 
 class GroupConsumer:

@@ -1,6 +1,7 @@
 """A consumer group as the keeper of positions in partitions. It has no members.
 
-A position is kept with the id of its topic: one of a conversation that was deleted and made anew counts for nothing.
+A position is kept with the id of its topic: one of a conversation that was deleted and created again counts for
+nothing.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
+from penstock.common.refused_connections import refusal, setting_name
 from penstock.schemas.errors import (
     BrokerUnavailable,
     Forbidden,
@@ -24,9 +26,18 @@ client_logger = logging.getLogger("penstock.kafka")
 client_logger.addHandler(logging.NullHandler())
 
 
-# A client without a broker repeats itself every second:
+def _name_setting(record: logging.LogRecord) -> bool:
+    """Add to a line about a refused connection which setting is to be corrected."""
+    if (found := refusal(record.getMessage())) is not None:
+        record.msg, record.args = f"{record.getMessage()}; check {setting_name(found.setting)}", ()
+    return True
+
+
+_CLIENT = re.compile(r"\[[^]]*\]| \(after .*?\)")
+# A client without a broker repeats itself every second, and a process has several clients:
 # "FAIL [client#consumer-1] [thrd:…]: host:port: Connect to … failed: … (after 0ms in state CONNECT)"
-client_logger.addFilter(OncePer(30.0, lambda record: record.getMessage().rsplit(" (after ", 1)[0]))
+client_logger.addFilter(OncePer(30.0, lambda record: _CLIENT.sub("", record.getMessage())))
+client_logger.addFilter(_name_setting)
 
 _MISSING = frozenset(
     {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}  # pyright: ignore[reportPrivateUsage]
@@ -150,7 +161,9 @@ def wrong_configuration(error: KafkaException) -> InvalidRequest:
     """The error for settings that librdkafka does not take; mostly a name or value in `security`."""
     cause = error.args[0] if error.args else error
     reason = cause.str() if isinstance(cause, KafkaError) else str(cause)
-    return InvalidRequest(f"the Kafka settings are wrong: {reason}", param="kafka.security")
+    named = re.search(r"\b(?:sasl|ssl|security|https|enable)(?:\.[a-z0-9]+)+", reason)
+    setting = setting_name(named[0]) if named else "kafka.security"
+    return InvalidRequest(f"the Kafka settings are wrong: {reason}; check {setting}", param=setting)
 
 
 def missing_right(error: KafkaError, group: str | None, topic: str | None, operation: str = "READ") -> str | None:

@@ -1,4 +1,4 @@
-"""Values of metrics' labels that come from requests and configurations: only so many are told apart."""
+"""Values of metrics' labels that come from requests and configurations: only so many differ."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def connect(path: Path) -> sqlite3.Connection:
 def wiped(connection: sqlite3.Connection) -> bool:
     """Empty the log of writes, where pages of before a deletion stand until it is full.
 
-    False while somebody reads: nobody is waited for, and whoever writes asks again.
+    False while somebody reads: nobody is waited for, and the writer asks again.
     """
     connection.execute("PRAGMA busy_timeout = 0")
     try:
@@ -105,7 +105,7 @@ def remove(path: Path) -> None:
 
 
 def identity(connection: sqlite3.Connection) -> str | None:
-    """As `identify` was last told; None in a new file."""
+    """As `identify` was last given; None in a new file."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'identity'").fetchone()
     return None if row is None else row[0]
 

@@ -1,7 +1,7 @@
 """Group clients that have lost the cluster for good, and how to know them.
 
 A single broker that stood still says for a moment that its cluster has no brokers. librdkafka then forgets the only one
-that it knows, and a member of a group may never look for it again (librdkafka's issue 5511): it is told nothing more,
+that it knows, and a member of a group may never look for it again (librdkafka's issue 5511): it hears nothing more,
 and no error. Clients outside of groups were never seen so.
 """
 

@@ -1,4 +1,4 @@
-"""One `[[models]]` table: how a model is told to Penstock, in a file, by `penstock models add` or over HTTP.
+"""One `[[models]]` table: how a model is declared, in a file, by `penstock models add` or over HTTP.
 
 Here is what can be said of an entry without its files. Worker, gateway and command line hold it against the same rules.
 """
@@ -51,7 +51,7 @@ class Replicas(Section):
     """How many engines a model has on a worker."""
 
     min: int = Field(default=1, ge=1)
-    """So many when it is loaded at all."""
+    """The number of replicas when it is loaded at all."""
     max: int = Field(default=1, ge=1)
     """Up to so many while all of them are busy and memory lies free."""
 

@@ -1,6 +1,6 @@
 """A path that no other process of the same kind uses at the same time.
 
-Several processes may be told the same path: containers of one service have one configuration. Each takes the first one
+Several processes may be given the same path: containers of one service have one configuration. Each takes the first one
 that no living process holds: `worker`, `worker-2`, `worker-3`, … A restarted process finds what one that died left.
 """
 

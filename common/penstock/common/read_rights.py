@@ -49,7 +49,7 @@ class ReadRights:
         return True
 
     def granted(self, topics: Iterable[str]) -> None:
-        """They can be read, as one of their records tells."""
+        """They can be read, as one of their records shows."""
         for topic in topics:
             if self._refused.pop(topic, None) is not None:
                 logger.warning("read.granted topic=%s", topic)

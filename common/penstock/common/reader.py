@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage]
 
 STANDSTILL_S = 0.3
-"""After so long without a record a reader that is not told of ends looks whether any is left."""
+"""After so long without a record a reader that gets no ends looks whether any is left."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -41,7 +41,7 @@ _call_headers: Callable[[Message], Any] = operator.methodcaller("headers")
 
 @dataclass(slots=True, unsafe_hash=True)
 class RawMessage:
-    """A record as it stands in the log; `value` is None for a tombstone. Times in ms since the epoch.
+    """A record as it is in the log; `value` is None for a tombstone. Times in ms since the epoch.
 
     Nobody changes one; a frozen class would cost a call for each field.
     `headers` is empty and `headers_readable` False when a header's name is not UTF-8.
@@ -58,7 +58,7 @@ class RawMessage:
 
 
 Select = Callable[[Sequence[Message]], Sequence[RawMessage]]
-"""What `on_batch` is told of some messages of librdkafka, which are no errors."""
+"""What `on_batch` gets for some messages of librdkafka, which are no errors."""
 
 
 def make_consumer(
@@ -72,7 +72,7 @@ def make_consumer(
     """A consumer that assigns itself and commits nothing. `fetch_wait_ms` delays only seeks and new assignments.
 
     With `tells_ends` it says each time that it came to a partition's end, which costs as much as a record. `overrides`
-    are settings of librdkafka that stand above all others.
+    are settings of librdkafka that are above all others.
     """
     config = {
         **settings.librdkafka(),
@@ -99,9 +99,9 @@ class PartitionReader:
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
     up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
-    and `wait_until_caught_up` takes longer when no record stands before a partition's end. `select` says what is told
-    of the records that came: all of each, unless it is given. `on_idle` runs on the same thread when `poll_s` brought
-    nothing.
+    and `wait_until_caught_up` takes longer when no record is before a partition's end. `select` says what is passed
+    on of the records that came: all of each, unless it is given. `on_idle` runs on the same thread when `poll_s`
+    brought nothing.
     """
 
     def __init__(
@@ -392,6 +392,21 @@ def read_ranges(
         return read_with(consumer, ranges, give_up, most, keep=keep)
     finally:
         consumer.close()
+
+
+def newest_values(settings: KafkaSettings, ranges: Mapping[TP, tuple[int, int]], give_up: float) -> list[bytes]:
+    """The newest value of each key, without tombstones: compaction may not have come to its older ones.
+
+    Raises as `read_ranges`.
+    """
+    newest: dict[bytes, bytes | None] = {}
+
+    def take(message: Message) -> bool:
+        newest[message.key() or b""] = message.value()
+        return False
+
+    read_ranges(settings, ranges, give_up, keep=take)
+    return [*filter(None, newest.values())]
 
 
 def read_with(

@@ -28,7 +28,7 @@ DENSE_FETCH_BYTES = 32 << 10
 MAX_ACTIVE = 8
 """Partitions that are read at once; the others wait, the more urgent first."""
 SILENCE_S = 5.0
-"""A handle that reads and hears nothing for so long is made anew: see `KafkaLog`."""
+"""A handle that reads and hears nothing for so long is made again: see `KafkaLog`."""
 END_PATIENCE_S = 5.0
 """An offset at or behind the end is gone after so long: a new leader may know of less for a moment."""
 ASK_AGAIN_S = 0.5
@@ -46,8 +46,8 @@ _PARTITION_EOF = KafkaError._PARTITION_EOF  # pyright: ignore[reportPrivateUsage
 class Refetcher:
     """`request` and `cancel` belong to the event loop; `on_fetched` and `on_gone` run there, partition by partition.
 
-    Each requested offset is told once, as fetched or as gone, unless its partition is cancelled before. A broker that
-    is away is waited for. That an offset still holds the same request is for the caller to compare.
+    Each requested offset is reported once, as fetched or as gone, unless its partition is cancelled before. A broker
+    that is away is waited for. That an offset still holds the same request is for the caller to compare.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Refetcher:
         self._command(lambda: self._want(tp, life, wanted, urgency))
 
     def cancel(self, tp: TP) -> None:
-        """Forget what was requested of this partition: from now on nothing of it is told."""
+        """Forget what was requested of this partition: from now on nothing of it is reported."""
         self._lives[tp] = self._lives.get(tp, 0) + 1
         self._command(lambda: self._forget(tp))
 
@@ -368,7 +368,7 @@ class Refetcher:
         self._unassign(handle, tp)
 
     def _renew(self, handle: Handle) -> None:
-        """A new consumer; the ranges are chosen anew."""
+        """A new consumer; the ranges are chosen again."""
         self._close(handle)
         handle.active.clear()
         handle.idle.clear()

@@ -1,4 +1,4 @@
-"""What an ordinary start waits for, told apart from what somebody must mend."""
+"""What an ordinary start waits for, as distinct from what somebody must mend."""
 
 from __future__ import annotations
 

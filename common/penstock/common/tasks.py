@@ -14,7 +14,8 @@ async def set_within(event: asyncio.Event, timeout_s: float) -> bool:
     """Wait for the event; False if it is not set within `timeout_s`.
 
     `asyncio.wait_for` must not be used in a loop that is cancelled: before Python 3.12 it returns, as if nothing had
-    been cancelled, when what it waits for ends at the same moment. Whoever waits for the loop's end waits for ever.
+    been cancelled, when what it waits for ends at the same moment. A caller that waits for the loop's end waits for
+    ever.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -19,7 +19,7 @@ LINGER_S = 5.0
 
 
 class DaemonThreads:
-    """So many calls of one kind at once, each in a daemon thread; more wait in line.
+    """How many calls of one kind at once, each in a daemon thread; more wait in line.
 
     A call that hangs keeps its place until it ends, also when its caller has gone: what hangs holds up its own kind.
     """

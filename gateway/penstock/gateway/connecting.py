@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import random
 import sqlite3
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from penstock.common import admin
 from penstock.common.artifacts.configured import open_store
@@ -15,16 +18,18 @@ from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.threads import in_daemon_thread
 from penstock.common.transport import Transport
+from penstock.gateway.access.access import Access
 from penstock.gateway.batches.runner import BatchRunner
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.conversations.opening import open_layout
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterIndex
-from penstock.gateway.own_state import own_state
 from penstock.gateway.process import limit_malloc_arenas, pause_gc, shorten_thread_switches, trim_heap, tune_gc
 from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.reporting import Reporter
+from penstock.gateway.routes.health import readiness_of
+from penstock.gateway.service.dependencies import Problem
 from penstock.gateway.service.problem_watch import ProblemWatch
 from penstock.gateway.service.run_times import RunTimes
 from penstock.gateway.service.service import GatewayService
@@ -36,13 +41,43 @@ from penstock.gateway.view.snapshot_writer import SnapshotWriter
 from penstock.gateway.view.snapshots import Snapshots
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.topics_read import require_topics
+from penstock.gateway.view.usage_topic import UsagePublisher
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import PenstockError, StoreUnavailable
+from penstock.schemas.errors import BrokerRefused, PenstockError, StoreUnavailable
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.registry import registry_codecs
 from penstock.schemas.texts import without_user
 
 logger = logging.getLogger(__name__)
+
+MOST_LAGGING = 20
+"""Topics that are named with their lag, those with the most first."""
+_VIEW_FILES = [f"{name}{end}" for name in ("", ".imported") for end in ("", "-wal", "-shm")]
+
+
+def own_state(context: GatewayContext, follower: Follower) -> dict[str, Any]:
+    """The fields of GatewayState that change."""
+    body, _ = readiness_of(context, for_operators=True)
+    lag = sorted(follower.lag.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "status": "draining" if context.draining else body["status"],
+        "reason": body["reason"],
+        "lag": dict(lag[:MOST_LAGGING]),
+        "streams": context.allowances.streams.open,
+        "sockets": context.allowances.sockets.open,
+        "http_requests": context.allowances.http.open,
+        "expiring_certificates": context.certificates.expiring(),
+        "view_bytes": _size(context.settings.gateway.view_path),
+    }
+
+
+def _size(view: Path) -> int:
+    size_bytes = 0
+    for end in _VIEW_FILES:
+        with suppress(OSError):  # SQLite makes and removes these as it likes
+            size_bytes += view.with_name(view.name + end).stat().st_size
+    return size_bytes
+
 
 ASK_S = 5.0
 RETRY_S = 1.0
@@ -72,9 +107,12 @@ class Connecting:
                 self._context.on_failure(error.message)
                 return
             except PenstockError as error:
-                if str(error) != self._logged:
-                    logger.warning("gateway.waits reason=%s", error)
-                self._logged = self._context.waits_for = str(error)
+                reason = str(error)
+                if reason != self._logged:
+                    logger.warning("gateway.waits reason=%s", reason)
+                self._logged = reason
+                is_refused = isinstance(error, BrokerRefused)
+                self._context.waits_for = Problem(BrokerRefused.PUBLIC, reason) if is_refused else Problem(reason)
             except (OSError, sqlite3.Error) as error:  # a folder that it may not write, a disk that is full
                 where = getattr(error, "filename", None) or self._settings.gateway.view_path
                 self._context.on_failure(f"{where}: {error.__class__.__name__}: {error}")
@@ -93,11 +131,12 @@ class Connecting:
         names = kafka.names
         counts = await asyncio.to_thread(admin.partition_counts, kafka, None, ASK_S)
         require_topics(names, counts)
-        identity = f"{kafka.topic_prefix} {await asyncio.to_thread(admin.topic_id, kafka, names.result) or 'none'}"
+        result_id = await asyncio.to_thread(admin.topic_id, kafka, names.result) or "none"
+        identity = f"{kafka.topic_prefix} {result_id}"
         registry = settings.schema_registry
-        self._context.waits_for = f"the schema registry at {without_user(registry.url or '')}"
-        codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
-        self._context.waits_for = "the view to be opened"
+        self._context.waits_for = Problem(f"the schema registry at {without_user(registry.url or '')}")
+        codecs = await in_daemon_thread(partial(registry_codecs, registry.access, write=registry.write))
+        self._context.waits_for = Problem("the view to be opened")
         async with AsyncExitStack() as stack:
             threads = Threads(one_tenant=settings.auth.keys_file is None)
             stack.callback(threads.close)
@@ -128,6 +167,7 @@ class Connecting:
                 tenants=self._context.allowances.tenants,
             )
             view.fleet.declare(settings.models)
+            view.known.usage.begin(result_id, round(conf.usage_s * random.uniform(1_000, 2_000)))
             loop = asyncio.get_running_loop()
 
             def on_failure(reason: str) -> None:
@@ -159,7 +199,17 @@ class Connecting:
             stack.push_async_callback(asyncio.to_thread, index.close)
             letters = LetterFollower(kafka, codecs.prompt, index)
             sender = ServiceTransport(transport, asyncio.get_running_loop())
-            service = GatewayService.compose(
+            access = await Access.open(
+                kafka,
+                codecs.blocking,
+                sender,
+                self._context.key_book,
+                self._context.policy.keys,
+                self._context.allowances,
+                conf.probe_s,
+            )
+            stack.push_async_callback(access.follower.stop)
+            service = GatewayService(
                 settings,
                 sender,
                 view,
@@ -180,6 +230,9 @@ class Connecting:
             asyncio.get_running_loop().call_later(HELD_AT_MOST_S, tune_gc)
             stack.push_async_callback(follower.stop)
             await follower.start()
+            publisher = UsagePublisher(view, sender, names, codecs.blocking)
+            stack.callback(publisher.finish)
+            self._context.usage_problem = publisher.problem
             stack.push_async_callback(asyncio.to_thread, letters.stop)
             await asyncio.to_thread(letters.start)
             self._context.metrics.read_letters = letters.counts
@@ -195,9 +248,10 @@ class Connecting:
                 service.model_orders,
                 index,
                 partial(self._context.tried, service),
-                self._context.allowances.limits_of,
+                self._context.allowances,
                 conf.view_path.parent,
             )
+            self._context.metrics.read_problems = problems.counts
             reporter = Reporter(
                 "gateway",
                 (conf.host, conf.port),
@@ -223,13 +277,15 @@ class Connecting:
                 (service.transactions.run(), "transactions"),
                 (service.feeds.run(), "feeds"),
                 (problems.run(), "problems"),
+                (access.dependencies.run(), "access"),
+                (publisher.run(), "usage"),
             ):
                 errands.start(errand, name)
             if snapshots is not None:
                 writer = SnapshotWriter(snapshots, view, store, conf.view_snapshot_s, follower.is_whole)
                 errands.start(writer.run(), "snapshots")
             self._stack = stack.pop_all()
-        self._context.connected = service
+        self._context.access, self._context.connected = access, service
 
     async def _stop_reports(self, reporter: Reporter) -> None:
         await reporter.stop(in_order=not self._context.failed)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,15 +18,19 @@ from penstock.gateway.metrics import CONTENT_TYPE
 from penstock.gateway.server import Server
 
 
+class Degraded(str):
+    """A reason that keeps a process from none of its work."""
+
+    __slots__ = ()
+
+
 class HealthServer:
     """`/healthz` answers while the loop turns; `/readyz` is 200 while `waits_for` has no reason against it."""
 
-    def __init__(
-        self, host: str, port: int, *, waits_for: Callable[[], str | None], metrics: Callable[[], bytes]
-    ) -> None:
+    def __init__(self, host: str, port: int, waits_for: Callable[[], str | None], registry: CollectorRegistry) -> None:
         self._address = (host, port)
         self._waits_for = waits_for
-        self._metrics = metrics
+        self._registry = registry
         routes = [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
@@ -54,8 +59,8 @@ class HealthServer:
 
     async def _readyz(self, _request: Request) -> Response:
         reason = self._waits_for()
-        body = {"status": "ready" if reason is None else "unavailable", "reason": reason}
-        return JSONResponse(body, 200 if reason is None else 503)
+        status = "ready" if reason is None else "degraded" if isinstance(reason, Degraded) else "unavailable"
+        return JSONResponse({"status": status, "reason": reason}, 503 if status == "unavailable" else 200)
 
     async def _metrics_page(self, _request: Request) -> Response:
-        return Response(self._metrics(), headers={"content-type": CONTENT_TYPE})
+        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE})

@@ -24,6 +24,8 @@ class HttpMetrics:
         self._seconds = cache(seconds.labels)
         text = "HTTP calls refused, by the code of the error."
         self._refused = cache(Counter("penstock_refused", text, ["tenant", "code"], registry=registry).labels)
+        text = "Calls without a good key or ticket, by what they sent."
+        self._unknown = Counter("penstock_auth_failures", text, ["sent"], registry=registry)
         self._tenants = tenants
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
@@ -31,6 +33,10 @@ class HttpMetrics:
         method = method if route else UNKNOWN
         self._calls(method, route or UNKNOWN, str(status or UNKNOWN)).inc()
         self._seconds(method, route or UNKNOWN).observe(seconds)
+
+    def unauthenticated(self, sent: str) -> None:
+        """`sent`: nothing, key or ticket."""
+        self._unknown.labels(sent).inc()
 
     def refused(self, tenant: str | None, code: str) -> None:
         """`tenant`: None for a call without a key that is known."""

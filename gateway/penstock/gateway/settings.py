@@ -11,21 +11,25 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
-    KafkaSection,
-    ProcessSettings,
+    KafkaProcessSettings,
     RegistrySection,
     Section,
     SharedSection,
+    TelemetrySection,
 )
 from penstock.common.model_entry import ModelEntry
-from penstock.common.settings import KafkaSettings
 from penstock.gateway.callbacks import WebhooksSection
 from penstock.gateway.limits.allowances import Allowances, Totals
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.settings import LimitsSection, tenant_limits
+from penstock.gateway.queues.settings import QueueSection
 
 
 class GatewaySection(Section):
+    successors = {  # noqa: RUF012  (nobody changes it)
+        "access_log": "each HTTP call is logged; log.level with penstock.gateway.edge.http_log=warning ends that"
+    }
+
     host: str = "127.0.0.1"
     """The address to listen on; beyond loopback only with `auth.keys_file`."""
     port: int = Field(8000, ge=0, le=65_535)
@@ -37,6 +41,8 @@ class GatewaySection(Section):
     view_snapshot_s: float = Field(0.0, ge=0)
     """Seconds, about, between snapshots of the view that one of the gateways writes into the store of artifacts. A
     gateway without a view begins from the snapshot. 0: this gateway neither writes nor reads it."""
+    usage_s: float = Field(60.0, gt=0)
+    """Seconds, about, between records of a total of usage on its topic, while it changes."""
     artifacts_dir: str | None = None
     """Only when the gateway sees the artifacts under another name than `artifacts.location`: a folder or a URL."""
     sweep_artifacts_s: float = Field(3_600.0, ge=0)
@@ -94,13 +100,27 @@ class GatewaySection(Section):
     drain_s: float = Field(15.0, ge=0)
     """Seconds that calls and streams on OpenAI's routes have to end when the gateway stops. Streams,
     sockets and long polls of ours are asked at once to continue at another gateway."""
+    restart_notice_s: float = Field(0.0, ge=0)
+    """Seconds for which a gateway that restarts itself, for renewed certificates, serves on while `/readyz` is 503: as
+    long as load balancers need to remove it."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """OpenAI's routes. refuse: a field that would change the output, or that nobody knows, is 400. ignore: it is left
     out, and the header `penstock-ignored-fields` names it."""
-    access_log: bool = False
-    """Log each HTTP request."""
     trusted_proxies: list[str] = Field(default_factory=lambda: ["127.0.0.1", "::1"])
     """Addresses and networks of proxies in front, as `10.0.0.0/8`: their `X-Forwarded-*` headers are believed."""
+
+    user_header: str | None = Field(default=None, pattern="^[A-Za-z0-9-]+$")
+    """The header in which an identity proxy names the person behind a call, as `X-Auth-Request-Email`: actions are
+    recorded with it. From any peer but `user_proxies` it is refused with 403. Each server of such a peer must replace
+    or remove it: `deploy/nginx` does so for X-Auth-Request-Email alone."""
+    user_proxies: list[str] = Field(default_factory=list[str])
+    """Addresses and networks from which identity proxies connect, as `10.0.0.7`. Needed with `user_header`."""
+
+    @model_validator(mode="after")
+    def _trusts_somebody(self) -> Self:
+        if self.user_header is not None and not self.user_proxies:
+            raise ValueError("user_header needs user_proxies: the addresses of proxies that may send it")
+        return self
 
     @model_validator(mode="after")
     def _largest_has_room(self) -> Self:
@@ -108,7 +128,7 @@ class GatewaySection(Section):
             raise ValueError("large_bodies_bytes must be at least max_large_body_bytes")
         return self
 
-    @field_validator("trusted_proxies")
+    @field_validator("trusted_proxies", "user_proxies")
     @classmethod
     def _are_networks(cls, proxies: list[str]) -> list[str]:
         for proxy in proxies:
@@ -122,7 +142,7 @@ class GatewaySection(Section):
 class AuthSection(Section):
     keys_file: Path | None = None
     """Without keys everybody is the default tenant, and only loopback may be bound."""
-    ticket_key: str | None = None
+    ticket_key: str | None = Field(default=None, repr=False)
     """Shared by all gateways; without it each makes its own, and its tickets are good only there."""
     allowed_origins: list[str] = Field(default_factory=list[str])
     """Origins, besides its own, whose pages may call the gateway, as `https://app.example`."""
@@ -140,26 +160,27 @@ class ConversationsSection(SharedSection):
     """Conversations that there may be in all, if each has a topic; a request that would begin one more fails."""
 
 
-class GatewaySettings(ProcessSettings):
+class GatewaySettings(KafkaProcessSettings):
     """All that a gateway process reads from outside, read once at its start."""
 
-    kafka: KafkaSection = Field(default_factory=KafkaSection)
+    process = "gateway"
+
     gateway: GatewaySection = GatewaySection()  # pyright: ignore[reportCallIssue]
     auth: AuthSection = Field(default_factory=AuthSection)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
     models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
     topics: TopicsSection = Field(default_factory=TopicsSection)
     conversations: ConversationsSection = Field(default_factory=ConversationsSection)
     webhooks: WebhooksSection = WebhooksSection()  # pyright: ignore[reportCallIssue]
+    queues: list[QueueSection] = Field(default_factory=list[QueueSection])
+    """Described in /asyncapi.json."""
 
     @property
     def artifacts_location(self) -> str:
         """The folder or URL of artifacts, as this process sees it; `ArtifactStore` decides which of the two it is."""
         return self.gateway.artifacts_dir or self.artifacts.location
-
-    def kafka_settings(self) -> KafkaSettings:
-        return self.kafka.clients("gateway")
 
 
 def allowances_of(settings: GatewaySettings, renew: Callable[[Caller], Caller] = lambda caller: caller) -> Allowances:

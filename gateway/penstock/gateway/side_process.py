@@ -8,13 +8,17 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Protocol
 
+from prometheus_client import CollectorRegistry
+
 from penstock.common.background import FAULT, on_faults
+from penstock.common.certificates import Certificates
 from penstock.common.configuration import RegistrySection
 from penstock.common.settings import KafkaSettings
 from penstock.common.starting import Starting
 from penstock.common.stop_bound import StopBound
 from penstock.common.threads import in_daemon_thread
 from penstock.common.transport import Transport
+from penstock.gateway.health_server import Degraded, HealthServer
 from penstock.gateway.reporting import Reporter
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.registry import Codecs, registry_codecs
@@ -33,7 +37,7 @@ class SideProcess(Protocol):
 
     @property
     def waits_for(self) -> str | None:
-        """Why it does not do all of its work now."""
+        """Why it does not do all of its work now; Degraded where it does, and something is wrong all the same."""
         ...
 
     @property
@@ -41,12 +45,14 @@ class SideProcess(Protocol):
         """When the oldest piece of its work came; None if nothing waits, or if that is not known."""
         ...
 
-    def start(self) -> None:
-        """Raises OSError when the port of its health is taken."""
+    @property
+    def registry(self) -> CollectorRegistry:
+        """Of its metrics."""
         ...
 
+    def start(self) -> None: ...
     async def stop(self) -> None:
-        """In order; also when `start` failed."""
+        """In order; also when it was not started."""
         ...
 
 
@@ -84,18 +90,22 @@ class Status:
 
     def by(self, reason: str | None) -> str:
         """`reason`: why it does not do all of its work now."""
-        self._was_ready |= reason is None
+        works = reason is None or isinstance(reason, Degraded)
+        self._was_ready |= works
         if self.draining:
             return "draining"
         if isinstance(reason, Starting) and not self._was_ready:
             return "starting"
-        return "ready" if reason is None else "unavailable"
+        return "ready" if reason is None else "degraded" if works else "unavailable"
 
 
 class Reports:
     """What a process reports of itself on the worker topic, by a producer of its own: it goes on during the stop."""
 
-    def __init__(self, name: str, health: HealthAddress, kafka: KafkaSettings, codecs: Codecs) -> None:
+    def __init__(
+        self, name: str, health: HealthAddress, kafka: KafkaSettings, codecs: Codecs, certificates: Certificates
+    ) -> None:
+        self._certificates = certificates
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         address = health.health_host, health.health_port
         self._reporter = Reporter(name, address, self._transport, kafka.names, codecs.blocking, self._look)
@@ -117,6 +127,7 @@ class Reports:
             "status": self.status.by(reason),
             "reason": reason,
             "oldest_waiting_at": self._process.oldest_ms,
+            "expiring_certificates": self._certificates.expiring(),
         }
 
 
@@ -132,14 +143,15 @@ async def run(
     `name` is that of its section of the settings, and of its log events.
     """
     over = Over(name)
+    certificates = Certificates(kafka, registry.access)
     process: SideProcess | None = None
     step = f"the schema registry at {without_user(registry.url or '')}"
 
     async def made() -> tuple[SideProcess, Reports]:
         nonlocal step
-        codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
+        codecs = await in_daemon_thread(partial(registry_codecs, registry.access, write=registry.write))
         step = "its files to be opened"
-        return await make(over, codecs), Reports(name, health, kafka, codecs)
+        return await make(over, codecs), Reports(name, health, kafka, codecs, certificates)
 
     def asked_to_stop() -> None:
         if not over.code.done():
@@ -159,7 +171,10 @@ async def run(
         except PenstockError as error:
             logger.error("%s.cannot_start %s", name, error)
             return EXIT_FAILED
+        process.registry.register(certificates)
+        serving = HealthServer(health.health_host, health.health_port, lambda: process.waits_for, process.registry)
         try:
+            serving.start()
             process.start()
             reports.start(process)
             return await over.code
@@ -173,4 +188,5 @@ async def run(
             bound.begin()
             reports.status.draining = True
             await process.stop()
+            await serving.stop()
             await reports.stop(in_order=over.code.done() and over.code.result() == EXIT_OK)

@@ -1,1 +1,1 @@
-"""The worker: requests from Kafka through the gate and admission to the engines, results back to Kafka."""
+"""The worker: requests from Kafka through intake and admission to the engines, results back to Kafka."""

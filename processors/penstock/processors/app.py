@@ -15,26 +15,28 @@ from typing import Any
 
 from penstock.common import admin
 from penstock.common.background import on_faults
+from penstock.common.certificates import Certificates
 from penstock.common.clock import now_ms
 from penstock.common.file_differences import file_differences
 from penstock.common.group_names import group_name
 from penstock.common.own_path import claim_folder
 from penstock.common.release import release
+from penstock.common.settings import KafkaSettings
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.stop_bound import StopBound
 from penstock.common.tasks import awake_timeout, end_all, set_within
+from penstock.common.telemetry import register, tracing
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.assembly import DELIVERY_TIMEOUT_S, LocalFiles, Parts, assemble
 from penstock.processors.health import HealthServer
-from penstock.processors.kafka.batches import TP, Progress
+from penstock.processors.kafka.batches import TP, PartitionProgress
 from penstock.processors.kafka.journal import CrashJournal
 from penstock.processors.kafka.watchdog import DeliveryWatch, JoinWatch, StallWatch
-from penstock.processors.log_filters import limit_library_logs
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.machine import UnknownDevice
 from penstock.processors.models.serving import open_estimates
 from penstock.processors.settings import WorkerSettings
-from penstock.schemas.errors import BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
+from penstock.schemas.errors import BrokerRefused, BrokerUnavailable, Overloaded, PenstockError, RegistryUnavailable
 from penstock.schemas.records import WAITING_REASONS, WorkerState
 from penstock.schemas.registry import registry_codecs
 from penstock.schemas.texts import without_user
@@ -66,7 +68,11 @@ class CannotStart(Exception):
 
 async def run_worker(settings: WorkerSettings) -> int:
     """Run one worker until SIGTERM or SIGINT; the process's exit code. Never raises for what a user can mend."""
-    limit_library_logs()
+    with tracing(settings.telemetry, "worker"):
+        return await _run_worker(settings)
+
+
+async def _run_worker(settings: WorkerSettings) -> int:
     try:
         folder = await in_daemon_thread(claim_folder, settings.worker.data_dir)
     except OSError as error:
@@ -94,6 +100,9 @@ class WorkerApp:
         self.settings = settings
         self._started_ms = now_ms()
         self._metrics = Metrics()
+        register(self._metrics.registry)
+        self._certificates = Certificates(settings.kafka_settings(), settings.schema_registry.access)
+        self._metrics.registry.register(self._certificates)
         self._watch = StallWatch(settings.worker.stall_s)
         self._join_watch = JoinWatch(UNJOINED_S)
         self._delivery_watch = DeliveryWatch(UNDELIVERED_S, DELIVERY_TIMEOUT_S)
@@ -113,7 +122,7 @@ class WorkerApp:
             describe=self._describe,
             refresh=self._refresh_gauges,
         )
-        self._seen: dict[TP, Progress] = {}
+        self._seen: dict[TP, PartitionProgress] = {}
         self._observed: tuple[str | None, int | None] = None, None
         """The topic of orders, and how far it was observed."""
         self._file_differences: list[str] = []
@@ -161,7 +170,7 @@ class WorkerApp:
             group_id = await in_daemon_thread(name_group, self.settings)
             files = await in_daemon_thread(open_files, self.settings)
             self._step = f"the schema registry at {without_user(registry.url or '')}"
-            codecs = await in_daemon_thread(partial(registry_codecs, registry.url, write=registry.write))
+            codecs = await in_daemon_thread(partial(registry_codecs, registry.access, write=registry.write))
             parts = self._parts = assemble(
                 self.settings,
                 group_id,
@@ -190,7 +199,7 @@ class WorkerApp:
             except PenstockError as error:
                 raise CannotStart(f"{topic} could not be read: {error}", EXIT_UNREACHABLE) from error
         parts.refetcher.start()
-        parts.serving.on_change = self._changed.set  # whoever looks at a model that was just loaded finds it so
+        parts.serving.on_change = self._changed.set  # a reader that looks for a model that was just loaded finds it
         self._step = "the devices to be measured"
         await parts.serving.observe()
         parts.serving.publish_models()
@@ -231,7 +240,7 @@ class WorkerApp:
         self._finish(EXIT_FAILED)
 
     async def _trouble(self, parts: Parts) -> str | None:
-        """Why this process can do no good any more, as it stands in the log; None while it can."""
+        """Why this process can do no good any more, as it is in the log; None while it can."""
         if parts.membership.crashed:
             return "worker.faust_crashed"
         if not (parts.control.alive and parts.desired.alive and parts.peers.alive):
@@ -294,7 +303,7 @@ class WorkerApp:
                 logger.info("worker.files_agree: all live workers of this pool serve the same models")
 
     def _report(self, parts: Parts) -> None:
-        committed = parts.flow.gate.offsets()
+        committed = parts.flow.commit.offsets()
         behind = {tp: (one.highwater or 0) - committed[tp] for tp, one in self._seen.items() if tp in committed}
         assigned = sorted(parts.membership.partitions, key=_place)
         state = WorkerState(
@@ -322,6 +331,7 @@ class WorkerApp:
             pid=os.getpid(),
             committed=[committed.get(tp, -1) for tp in assigned],
             lag=[max(0, behind.get(tp, 0)) for tp in assigned],
+            expiring_certificates=self._certificates.expiring(),
         )
         parts.publisher.record(self.settings.kafka_settings().names.worker, self.settings.worker_id, state)
 
@@ -388,18 +398,18 @@ class WorkerApp:
         if parts is None:
             return
         metrics = self._metrics
-        metrics.inflight.set(parts.flow.gate.inflight)
+        metrics.inflight.set(parts.flow.commit.inflight)
         metrics.running.set(parts.flow.running)
         metrics.rebalances.set(parts.membership.rebalances)
         ages = parts.flow.scheduler.statistics.oldest_age(time.monotonic())
         for klass, depth in parts.flow.scheduler.statistics.depths().items():
             metrics.depth.labels(klass).set(depth)
             metrics.oldest.labels(klass).set(ages.get(klass, 0.0))
-        lanes = parts.flow.lanes.values()
+        lanes, pool = parts.flow.lanes.values(), self.settings.worker.pool or ""
         for lane in lanes:
-            metrics.batch.labels(lane.name).set(lane.running())
+            metrics.batch.labels(lane.name, pool).set(lane.running())
             depth = sum(parts.flow.scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
-            metrics.model_depth.labels(metrics.model_label.of(lane.name), self.settings.worker.pool or "").set(depth)
+            metrics.model_depth.labels(metrics.model_label.of(lane.name), pool).set(depth)
             metrics.utilisation.labels(lane.name).set(parts.flow.scheduler.slack.of(lane.name).utilisation)
         reasons = {**parts.flow.explainer.reasons(), "scheduled": len(parts.flow.registry.scheduled)}
         for reason in WAITING_REASONS:
@@ -487,6 +497,13 @@ async def _until(condition: Callable[[], bool], give_up: float) -> None:
         await asyncio.sleep(0.02)
 
 
+def unreachable(kafka: KafkaSettings, error: BrokerUnavailable) -> CannotStart:
+    """The end of a worker that cannot use Kafka."""
+    if isinstance(error, BrokerRefused):
+        return CannotStart(str(error), EXIT_UNREACHABLE)
+    return CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE)
+
+
 def verify_topics(settings: WorkerSettings) -> dict[str, int]:
     """Request topic → partitions. Raises CannotStart when one is missing or those that turns come on differ."""
     kafka = settings.kafka_settings()
@@ -496,7 +513,7 @@ def verify_topics(settings: WorkerSettings) -> dict[str, int]:
     try:
         counts = admin.partition_counts(kafka, [*requests, *others])
     except BrokerUnavailable as error:
-        raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
+        raise unreachable(kafka, error) from error
     missing = [topic for topic in (*requests, *others) if not counts.get(topic)]
     if missing:
         pool = "" if settings.worker.pool is None else f" --pool {settings.worker.pool}"
@@ -520,7 +537,7 @@ def name_group(settings: WorkerSettings) -> str:
         topics = [topic for topic in admin.known_topics(kafka) if kafka.names.is_request_topic(topic)]
         return group_name(kafka, settings.worker.group_id, GROUP, topics)
     except BrokerUnavailable as error:
-        raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
+        raise unreachable(kafka, error) from error
     except PenstockError as error:
         raise CannotStart(f"{error}; grant the right to describe it, or set worker.group_id") from error
 
@@ -543,6 +560,6 @@ def open_copy(settings: WorkerSettings) -> ShardCopy | None:
             return None
         return ShardCopy(kafka, settings.worker.data_dir / "conversations")
     except BrokerUnavailable as error:
-        raise CannotStart(f"no Kafka at {kafka.bootstrap_servers}: {error}", EXIT_UNREACHABLE) from error
+        raise unreachable(kafka, error) from error
     except Overloaded as error:
         raise CannotStart(str(error)) from error

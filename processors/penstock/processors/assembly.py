@@ -11,12 +11,13 @@ from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.refetch import Refetcher
 from penstock.common.shards.shard_copy import ShardCopy
+from penstock.common.telemetry import active
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.committing import Committer
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.shared_log import SharedLog
-from penstock.processors.conversations.turns import Turns
+from penstock.processors.conversations.turns import ConversationTurns
 from penstock.processors.core.effects import Erase
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
@@ -33,18 +34,19 @@ from penstock.processors.kafka.control import ControlBook, ControlFollower
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.membership import GroupSettings, Membership
-from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.outcomes import Outcomes, trace_of
 from penstock.processors.kafka.published_streams import LOOK_BACK_S, PublishedStreams
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.kafka.record_follower import DesiredFollower, PeerReports
 from penstock.processors.kafka.topic_watch import PartitionWatch, PoolTopics
-from penstock.processors.lanes import Lanes
+from penstock.processors.lanes import LaneShell
 from penstock.processors.metrics import Metrics
 from penstock.processors.models.catalog import retry_settings
 from penstock.processors.models.desired_models import DesiredModels
 from penstock.processors.models.remembered import RememberedEstimates
 from penstock.processors.models.serving import Serving
 from penstock.processors.outputs import Outputs
+from penstock.processors.request_traces import RequestTraces
 from penstock.processors.settings import WorkerSettings
 from penstock.processors.spool import Spool
 from penstock.processors.store_threads import StoreThreads
@@ -72,7 +74,7 @@ class Parts:
 
     transport: Transport
     publisher: Publisher
-    turns: Turns
+    turns: ConversationTurns
     copy: ShardCopy | None
     """Of the topic that conversations share, if they share one."""
     watch: BrokerWatch
@@ -80,7 +82,7 @@ class Parts:
     flow: Flow
     execution: Execution
     serving: Serving
-    lanes: Lanes
+    lanes: LaneShell
     journal: JournalWriter
     book: ControlBook
     control: ControlFollower
@@ -127,7 +129,7 @@ def assemble(
         control.catch_up(within_s)
 
     conversations = settings.conversations
-    turns = Turns(
+    turns = ConversationTurns(
         KafkaLog(kafka, asynchronous, max_topics=conversations.max_topics, durability=settings.topics.durability)
         if copy is None
         else SharedLog(copy, asynchronous, names, codec),
@@ -143,7 +145,7 @@ def assemble(
     )
     journal_writer = JournalWriter(journal)
     book = ControlBook(horizon_s=HORIZON_MS / 1000, remembered=COMMANDS_REMEMBERED)
-    lanes = Lanes(metrics, clock=clock)
+    lanes = LaneShell(metrics, clock=clock)
     serving = Serving(
         settings,
         publish=publisher.record,
@@ -192,12 +194,14 @@ def assemble(
         urgency=urgency,
         on_batch=worker.on_batch,
         on_assigned=worker.on_assigned,
-        on_revoking=lambda: flow.gate.commits(),
+        on_revoking=lambda: flow.commit.commits(),
         stall=lambda: faults.due("fetch"),
         count_reset=metrics.offset_reset,
     )
     erasing = Erasing(turns, book, membership.owns)
     desired_models = DesiredModels(settings.models, conf.pool, lanes)
+    telemetry = active()
+    traces = None if telemetry is None else RequestTraces(telemetry, settings.worker_id, group_id, names.result)
     outcomes = Outcomes(
         publisher,
         codec,
@@ -205,13 +209,15 @@ def assemble(
         worker_id=settings.worker_id,
         engine_facts=lanes.engine_facts,
         pool_topics=PoolTopics(kafka),
+        trace=trace_of if traces is None else traces.headers,
     )
-    told = PublishedStreams(
+    streams = PublishedStreams(
         kafka,
         codec,
         outcomes.claim,
         look_back_s=conf.session_timeout_s + LOOK_BACK_S,
         owned_since_ms=lambda: flow.registry.owned_since_ms,
+        on_lost=None if traces is None else traces.lost,
     )
     execution = Execution(
         flow,
@@ -226,7 +232,7 @@ def assemble(
         images=image_inputs(settings.images, outputs.store, store_threads),
         sees=serving.sees,
         opens=serving.opens,
-        published=told.of,
+        published=streams.of,
     )
     refetcher = Refetcher(kafka, loop, worker.on_fetched, worker.on_gone)
     # One file may describe the models of all pools.
@@ -245,6 +251,7 @@ def assemble(
             journal_writer=journal_writer,
             metrics=metrics,
             faults=faults,
+            traces=traces,
         )
     )
     return Parts(
@@ -266,7 +273,9 @@ def assemble(
         desired_models=desired_models,
         refetcher=refetcher,
         membership=membership,
-        committer=Committer(flow.gate, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s),
+        committer=Committer(
+            flow.commit, membership.commit, lambda: membership.joined, interval_s=conf.commit_interval_s
+        ),
         erasing=erasing,
         partitions=PartitionWatch(kafka, list(partitions), intake.learn_partitions),
     )

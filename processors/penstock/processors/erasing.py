@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from penstock.common.background import BackgroundTasks
-from penstock.processors.conversations.turns import Turns
+from penstock.processors.conversations.turns import ConversationTurns
 from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.records import ControlCommand
 
@@ -19,7 +19,7 @@ ERASE_RETRY_S = 5.0
 class Erasing:
     """`owns` says whether a partition is this worker's."""
 
-    def __init__(self, turns: Turns, book: ControlBook, owns: Callable[[str, int], bool]) -> None:
+    def __init__(self, turns: ConversationTurns, book: ControlBook, owns: Callable[[str, int], bool]) -> None:
         self._turns = turns
         self._book = book
         self._owns = owns
@@ -62,9 +62,9 @@ class Erasing:
             try:
                 count = await self._turns.erase(command.tenant, conversation_id, command.request_id)
             except Exception as error:
-                logger.warning("erase.failed request=%s error=%r: tried again", command.request_id, error)
+                logger.warning("erase.failed request_id=%s error=%r: tried again", command.request_id, error)
                 await asyncio.sleep(ERASE_RETRY_S)
             else:
                 self._book.erasure_done(command)
-                logger.info("erase.done request=%s records=%d", command.request_id, count)
+                logger.info("erase.done request_id=%s records=%d", command.request_id, count)
                 return

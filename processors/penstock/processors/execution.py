@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.processors.conversations.messages import answer_message, as_summary
-from penstock.processors.conversations.turns import LostOwnership, ToSumUp, Turns
+from penstock.processors.conversations.turns import ConversationTurns, LostOwnership, ToSumUp
 from penstock.processors.core.effects import Begin, CheckForAnswer, Prepare, ShowPreview, Start, StoreOutput
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.published_prefix import PublishedPrefix
@@ -27,9 +27,9 @@ from penstock.processors.engines.base import (
     Finished,
     Prepared,
     Preview,
-    Progress,
     RunFailed,
     RunSpec,
+    StepProgress,
     TurnedAway,
 )
 from penstock.processors.kafka.outcomes import usage_of
@@ -80,7 +80,7 @@ class _Sink:
     def on_delta(self, delta: Delta) -> None:
         self._execution.delta(self._subject, self._run_id, delta)
 
-    def on_progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: StepProgress) -> None:
         self._execution.progress(self._subject, self._run_id, progress)
 
     def on_preview(self, preview: Preview) -> None:
@@ -109,7 +109,7 @@ class Execution:
         self,
         flow: Flow,
         engine: Callable[[str, int], Engine | None],
-        turns: Turns,
+        turns: ConversationTurns,
         outputs: Outputs,
         spool: Spool,
         metrics: Metrics,
@@ -188,7 +188,7 @@ class Execution:
             )
 
     def _stands(self, subject: Subject, run_id: str, finished: Finished) -> None:
-        """Its answer stands in its conversation: an attempt that died has appended it."""
+        """Its answer is in its conversation: an attempt that died has appended it."""
         size = size_of(finished.output)
         large = size > INLINE_BYTES
         self._flow.attempts.answer_stands(subject, run_id, finished, self._clock(), large=large, output_bytes=size)
@@ -225,7 +225,7 @@ class Execution:
         except PenstockError as error:
             failed(error)
         except Exception as error:
-            logger.exception("%s_failed request=%s", event, subject.request_id)
+            logger.exception("%s_failed request_id=%s", event, subject.request_id)
             failed(InternalError(f"{type(error).__name__} while {what}"))
         finally:
             self._changed()
@@ -254,7 +254,7 @@ class Execution:
         except PenstockError as error:
             self._flow.attempts.failed(subject, run_id, error, self._clock(), again=False)
         except Exception as error:
-            logger.exception("run.start_failed request=%s", subject.request_id)
+            logger.exception("run.start_failed request_id=%s", subject.request_id)
             failure = InternalError(f"{type(error).__name__} while the run was started")
             self._flow.attempts.failed(subject, run_id, failure, self._clock(), again=False)
 
@@ -268,7 +268,7 @@ class Execution:
         """Make what is large of an output artifacts, and append an answer to its conversation.
 
         When the store does not take it, the flow says when to try again. After any other failure the request fails,
-        unless its answer turns out to stand in the conversation.
+        unless its answer turns out to be in the conversation.
         """
         self._tasks.start(self._keep(effect))
 
@@ -294,7 +294,7 @@ class Execution:
                         held, finished, another = answer, answer, True
                         stored = await _in_time(self._outputs.keep(subject, finished.output), effect.deadline_ms)
             except StoreUnavailable as error:
-                logger.warning("output.not_stored request=%s error=%s", subject.request_id, error.message)
+                logger.warning("output.not_stored request_id=%s error=%s", subject.request_id, error.message)
                 held = held if isinstance(held, Spooled) else (await self._spool.put(finished)) or finished
                 again = replace(effect, finished=held, to=to, another=another)
                 size = 0 if isinstance(held, Spooled) else bytes_of(finished.output)
@@ -345,7 +345,7 @@ class Execution:
         return {"offsets": offsets}
 
     async def _standing(self, run_id: str, answer: ConversationMessage) -> Finished:
-        """An answer that stands in a conversation, in the form in which an engine gives it. Raises NotFound."""
+        """An answer that is in a conversation, in the form in which an engine gives it. Raises NotFound."""
         output: dict[str, Any] = {"text": answer.content}
         if answer.covers_through is not None:
             output["covers_through"] = answer.covers_through
@@ -373,7 +373,7 @@ class Execution:
             if self._flow.attempts.goes_on(effect.subject, effect.run_id, Stage.RUNNING):
                 publish(effect, kept)
         except Exception as error:  # the run goes on without it
-            logger.warning("preview.not_kept request=%s error=%s", effect.subject.request_id, type(error).__name__)
+            logger.warning("preview.not_kept request_id=%s error=%s", effect.subject.request_id, type(error).__name__)
         finally:
             self._showing.discard(effect.run_id)
 
@@ -392,7 +392,7 @@ class Execution:
                 return
             except Exception as error:
                 fault = None if isinstance(error, PenstockError) else error
-                logger.warning("turn.look_up_waits request=%s error=%s", subject.request_id, error, exc_info=fault)
+                logger.warning("turn.look_up_waits request_id=%s error=%s", subject.request_id, error, exc_info=fault)
                 await asyncio.sleep(again_s)
                 again_s = min(2 * again_s, LONGEST_AGAIN_S)
                 continue
@@ -422,7 +422,7 @@ class Execution:
             self._metrics.first_token_after(first_s, subject.lane)
         self._changed()
 
-    def progress(self, subject: Subject, run_id: str, progress: Progress) -> None:
+    def progress(self, subject: Subject, run_id: str, progress: StepProgress) -> None:
         self._flow.output.stepped(subject, run_id, progress.step, progress.steps, self._clock())
         self._changed()
 

@@ -1,9 +1,10 @@
 """Fault points for tests: `PENSTOCK_FAULTS=kill:before_commit@40` ends this process with SIGKILL at the 40th passage.
 
 Points: intake, before_terminal, after_answer_append, before_commit, mid_stream. `stop:before_commit@40` stops the
-process there, once, with SIGSTOP: whoever armed it sees that in /proc, and then kills it or lets it go on with SIGCONT.
-`stall:fetch@3` lets the third fetch from Kafka wait for ever, as the consumer's open bugs do. `plant:commit_first` is a
-planted defect: offsets are committed before their outcomes are published. Without the variable every hook is a no-op.
+process there, once, with SIGSTOP: the test that armed it sees that in /proc, and then kills it or continues it by
+SIGCONT. `stall:fetch@3` lets the third fetch from Kafka wait for ever, as the consumer's open bugs do.
+`plant:commit_first` is a planted defect: offsets are committed before their outcomes are published. Without the
+variable every hook is a no-op.
 """
 
 from __future__ import annotations

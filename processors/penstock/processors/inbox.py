@@ -14,7 +14,7 @@ from penstock.processors.kafka.batches import TP, Batch
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.01, 0.1
 """A schema registry answers within milliseconds; one that is away is asked ten times a second."""
 LONG = 5
-"""So often in a row a partition is set aside within a quarter of a second."""
+"""How often in a row a partition is set aside within a quarter of a second."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +26,7 @@ class PendingBatch:
     at: int = 0
     """How many of its records were taken."""
     announced: bool = False
-    """Whether the commit gate knows of it."""
+    """Whether the owner of offsets knows of it."""
 
 
 class Inbox:
@@ -39,7 +39,6 @@ class Inbox:
         """Partitions that wait: until when, and how often in a row they were set aside."""
 
     def put(self, batch: Batch) -> None:
-        """A batch was delivered."""
         urgency = self._urgency(batch.topic)
         queue = self._queues.get(urgency)
         if queue is None:
@@ -86,7 +85,7 @@ class Inbox:
 
     @property
     def waits_long(self) -> bool:
-        """Whether a partition was set aside so often in a row that whoever is asked seems to be away."""
+        """Whether a partition was set aside so often in a row that what is asked seems to be away."""
         return any(times >= LONG for _, times in self._aside.values())
 
     def clear(self) -> int:

@@ -22,7 +22,7 @@ from penstock.schemas.errors import PenstockError
 logger = logging.getLogger(__name__)
 
 
-class Lanes:
+class LaneShell:
     """Carries out `Size`, `Load` and `Unload`, and takes the manager's reports."""
 
     def __init__(self, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:

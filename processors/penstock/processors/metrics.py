@@ -53,7 +53,7 @@ class Metrics:
         self.first_token = histogram("penstock_first_token_seconds", "From arrival to the first token", ["model"])
         self.tokens = counter("penstock_tokens", "Tokens by kind", ["kind"])
         self.pixels = counter("penstock_pixels", "Pixels of images made")
-        self.batch = gauge("penstock_batch_size", "Requests running on one engine", ["model"])
+        self.batch = gauge("penstock_batch_size", "Requests running on one engine", ["model", "pool"])
         self.loads = counter("penstock_model_loads", "Models loaded", ["model"])
         self.unloads = counter("penstock_model_unloads", "Models unloaded or died, by reason", ["model", "reason"])
         self.out_of_memory = counter(
@@ -67,7 +67,7 @@ class Metrics:
         self.load_seconds = histogram("penstock_model_load_seconds", "Length of a load", ["model"])
         self.evictions = counter("penstock_model_evictions", "Models unloaded for others", ["model", "reason"])
         self.waiting = gauge("penstock_waiting", "Requests near the front, by reason", ["reason"])
-        self.utilisation = gauge("penstock_engine_utilisation", "Slots and tokens in use of late, 0 to 1", ["model"])
+        self.utilisation = gauge("penstock_engine_utilisation", "Slots and tokens in use recently, 0 to 1", ["model"])
         self.errors = histogram(
             "penstock_estimate_error_seconds",
             "What came, less what was estimated: of the start of a request, of the length of a run",
@@ -83,6 +83,8 @@ class Metrics:
             "Partitions that went on at another offset because their log did not hold the position, by reason",
             ["reason"],
         )
+        for reason in ("log_truncated", "records_deleted"):
+            self.offset_resets.labels(reason)  # at 0, so that Prometheus sees the first one as an increase
         # Gateways count them; a worker has no sockets either. The names are there so that each is known on every port.
         gauge("penstock_dlq_letters", "Dead letters on their topic: counted by gateways", ["reason"])
         gauge("penstock_ws_clients", "Open WebSockets: none on a worker")

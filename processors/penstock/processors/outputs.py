@@ -74,7 +74,7 @@ class Outputs:
     def __init__(
         self, location: str | Path, section: ArtifactsSection | None = None, threads: StoreThreads | None = None
     ) -> None:
-        """`location`: as this process sees it; the rest of `[artifacts]` stands in `section`.
+        """`location`: as this process sees it; the rest of `[artifacts]` is in `section`.
 
         `threads` are for all calls of the store.
         """

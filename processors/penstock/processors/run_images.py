@@ -19,7 +19,7 @@ from penstock.schemas.records import ArtifactRef, ConversationMessage, Inference
 
 HISTORY = "history"
 SHOWN_OF_HISTORY = 4
-"""So many images of a conversation are shown to a model that reads them, the newest; the others are words."""
+"""How many images of a conversation are shown to a model that reads them, the newest; the others are words."""
 
 
 class Images(Protocol):

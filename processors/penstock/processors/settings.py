@@ -11,14 +11,13 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
-    KafkaSection,
-    ProcessSettings,
+    KafkaProcessSettings,
     RegistrySection,
     Section,
     SharedSection,
+    TelemetrySection,
 )
 from penstock.common.model_entry import ModelEntry, RetriesSection, check_names
-from penstock.common.settings import KafkaSettings
 from penstock.processors.hardware.entries import DeviceSection, check_entries
 from penstock.schemas.topics import GATEWAY_KEY
 
@@ -68,7 +67,7 @@ class WorkerSection(Section):
     """Of this many starts on a model, one goes to aged work of a lower class, if there is any."""
 
     slack: bool = False
-    """Low work leaves as much of each model's engines free as more urgent work has needed of late."""
+    """Low work leaves as much of each model's engines free as more urgent work has needed recently."""
     slack_share: float = Field(default=0.125, gt=0, le=1)
     """With `slack`: the share of a model's engines that low work may use in any case while nothing urgent waits."""
 
@@ -218,10 +217,11 @@ class TopicsSection(SharedSection):
     """replicas, or fsync: flush conversation topics on every record."""
 
 
-class WorkerSettings(ProcessSettings):
+class WorkerSettings(KafkaProcessSettings):
     """All that a worker process reads from outside, read once at its start."""
 
-    kafka: KafkaSection = Field(default_factory=KafkaSection)
+    process = "worker"
+
     topics: TopicsSection = Field(default_factory=TopicsSection)
     worker: WorkerSection = Field(default_factory=WorkerSection)
     scheduler: SchedulerSection = Field(default_factory=SchedulerSection)
@@ -230,6 +230,7 @@ class WorkerSettings(ProcessSettings):
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     images: ImagesSection = Field(default_factory=ImagesSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
     devices: list[DeviceSection] = Field(default_factory=list[DeviceSection])
     models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
 
@@ -253,6 +254,3 @@ class WorkerSettings(ProcessSettings):
     @property
     def worker_id(self) -> str:
         return self.worker.worker_id or f"{socket.gethostname()}-{os.getpid()}"
-
-    def kafka_settings(self) -> KafkaSettings:
-        return self.kafka.clients("worker")

@@ -25,13 +25,14 @@ from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.inbox import LONG, Inbox
-from penstock.processors.kafka.batches import Assignment, Batch, Delivered
+from penstock.processors.kafka.batches import Assignment, Batch, DeliveredRecord
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
-from penstock.processors.lanes import Lanes
+from penstock.processors.lanes import LaneShell
 from penstock.processors.metrics import Metrics
+from penstock.processors.request_traces import RequestTraces
 from penstock.schemas.errors import BadAvro, PenstockError, RegistryUnavailable
 from penstock.schemas.records import ControlCommand, WorkerState
 from penstock.schemas.topics import TP
@@ -47,12 +48,12 @@ POSITIONS_S = 1.0
 """How often those near the front hear of their position in the queue."""
 POSITIONS_TOLD = 64
 RECORDS_A_TURN = 128
-"""So many records are taken before the flow looks what they change."""
+"""How many records are taken before the flow looks what they change."""
 REGISTRY_AGAIN_S = 1.0
 EFFECTS_A_TURN = 500
-"""So many effects are carried out before the loop may serve others."""
+"""How many effects are carried out before the loop may serve others."""
 PLANTED_S = 30.0
-"""So late comes an outcome whose offset the planted defect has committed: whoever looks for a loss kills before."""
+"""So late comes an outcome whose offset the planted defect has committed: a test that looks for a loss kills before."""
 
 
 def _breaking(method: Callable[P, None]) -> Callable[P, None]:
@@ -63,7 +64,7 @@ def _breaking(method: Callable[P, None]) -> Callable[P, None]:
         try:
             method(*args, **kwargs)
         except Exception:
-            logger.exception("worker.event_failed event=%s", method.__name__)
+            logger.exception("worker.event_failed kind=%s", method.__name__)
             cast("Worker", args[0]).break_down()
 
     return guarded
@@ -79,11 +80,13 @@ class WorkerParts:
     outcomes: Outcomes
     publisher: Publisher
     refetcher: Refetcher
-    lanes: Lanes
+    lanes: LaneShell
     journal: CrashJournal
     journal_writer: JournalWriter
     metrics: Metrics
     faults: Faults
+    traces: RequestTraces | None = None
+    """None while traces are off."""
 
 
 class Worker:
@@ -122,7 +125,7 @@ class Worker:
             ask.CancelRun: lambda e: self._parts.execution.cancel(e.lane, e.replica, e.run_id),
             ask.StoreOutput: lambda e: self._parts.execution.keep(e),
             ask.CheckForAnswer: lambda e: self._parts.execution.look_up(e),
-            ask.Status: lambda e: self._parts.outcomes.status(e),
+            ask.Status: self._status,
             ask.Chunk: self._chunk,
             ask.ShowPreview: lambda e: self._parts.execution.show_preview(e, self._parts.outcomes.preview),
             ask.Terminal: self._terminal,
@@ -153,7 +156,7 @@ class Worker:
     def on_assigned(self, assignment: Assignment) -> None:
         """A new generation. What was delivered under the old one and not taken is delivered again."""
         gone = self._inbox.clear()
-        kept = list(self._parts.flow.gate.partitions())
+        kept = list(self._parts.flow.commit.partitions())
         let_go = self._parts.flow.assigned(
             assignment.committed,
             assignment.generation,
@@ -172,6 +175,8 @@ class Worker:
         """What was to be said of requests that were let go of is not said."""
         effects = (*self._effects, *self._parts.flow.take_effects())
         self._effects = deque(one for one in effects if (of := _subject(one)) is None or of.seq not in let_go)
+        if self._parts.traces is not None:
+            self._parts.traces.forget(let_go)
 
     @_breaking
     def on_commands(self, commands: Sequence[ControlCommand]) -> None:
@@ -252,7 +257,7 @@ class Worker:
             if not pending.announced:
                 pending.announced = True
                 offsets = [record.offset for record in batch.records]
-                self._parts.flow.arrivals.delivered_range(batch.tp, batch.start, batch.end, offsets)
+                self._parts.flow.commit.delivered(batch.tp, batch.start, batch.end, offsets)
             records = batch.records[pending.at : pending.at + RECORDS_A_TURN - taken]
             for record in records:
                 try:
@@ -270,11 +275,16 @@ class Worker:
                 self._inbox.done(pending)
         return taken
 
-    def _take(self, tp: TP, record: Delivered) -> None:
+    def _take(self, tp: TP, record: DeliveredRecord) -> None:
         read = self._read(tp, record)
-        self._parts.flow.arrivals.arrived(tp, record.offset, read, _body(read, record), self._clock(), now_ms())
+        body, former = _body(read, record), self._parts.flow.works.get((*tp, record.offset))
+        work = self._parts.flow.arrived(tp, record.offset, read, body, self._clock(), now_ms())
+        if work is not None and former is not None:
+            self._forget(frozenset((former.number,)))
+        if work is not None and self._parts.traces is not None:
+            self._parts.traces.arrived(work.subject, body)
 
-    def _read(self, tp: TP, record: Delivered | RawMessage) -> Any:
+    def _read(self, tp: TP, record: DeliveredRecord | RawMessage) -> Any:
         """Raises RegistryUnavailable."""
         return self._parts.intake.read(
             tp[0], tp[1], record.offset, record.timestamp_ms, record.headers, record.value, record.key
@@ -325,6 +335,11 @@ class Worker:
             self._parts.execution.start(effect)
             self.changed()
 
+    def _status(self, effect: ask.Status) -> None:
+        if self._parts.traces is not None:
+            self._parts.traces.status(effect)
+        self._parts.outcomes.status(effect)
+
     def _chunk(self, effect: ask.Chunk) -> None:
         faults = self._parts.faults
         acknowledged = (lambda: faults.hit("mid_stream")) if faults.armed("mid_stream") else None
@@ -338,6 +353,8 @@ class Worker:
     def _terminal(self, effect: ask.Terminal) -> None:
         faults = self._parts.faults
         faults.hit("before_terminal")
+        if self._parts.traces is not None and effect.origin is None:
+            self._parts.traces.ended(effect)
         if faults.armed("commit_first"):
             loop = asyncio.get_running_loop()
             loop.call_soon(self._delivered, effect, effect.status)
@@ -348,12 +365,16 @@ class Worker:
     @_breaking
     def _delivered(self, effect: ask.Terminal, status: str) -> None:
         self._parts.faults.hit("before_commit")
-        if self._parts.flow.durable.delivered(effect.subject, status):
+        if self._parts.flow.published(effect.subject, status):
             waited_s = (effect.timings.queued_ms + effect.timings.load_ms) / 1000
             subject = effect.subject
             self._parts.metrics.outcome(
                 subject.task, status, effect.klass, subject.lane, waited_s=waited_s, ran_s=effect.ran_s
             )
+            if effect.origin is None:
+                self._parts.outcomes.acknowledged(effect, status)
+                if self._parts.traces is not None:
+                    self._parts.traces.acknowledged(effect, status)
             self.changed()
 
     def _letter(self, effect: ask.PublishDeadLetter) -> None:
@@ -362,7 +383,9 @@ class Worker:
 
     @_breaking
     def _lettered(self, subject: Subject) -> None:
-        self._parts.flow.durable.dead_lettered(subject, self._clock())
+        self._parts.flow.dead_lettered(subject, self._clock())
+        if self._parts.traces is not None and not subject.request_id:  # it has no outcome
+            self._parts.traces.forget((subject.seq,))
         self.changed()
 
     def _republish(self, effect: ask.Republish) -> None:
@@ -380,7 +403,9 @@ class Worker:
 
     @_breaking
     def _moved(self, subject: Subject) -> None:
-        self._parts.flow.durable.moved(subject)
+        self._parts.flow.moved(subject)
+        if self._parts.traces is not None:
+            self._parts.traces.forget((subject.seq,))
         self.changed()
 
     def _run_ended(self, effect: ask.RunEnded) -> None:
@@ -427,7 +452,7 @@ class Worker:
         self.changed()
 
     def hand_back(self) -> None:
-        """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
+        """Let go of what still runs. It stays uncommitted, so another worker begins it again."""
         self._parts.flow.hand_back()
         self.changed()
 
@@ -447,5 +472,5 @@ def _subject(effect: ask.Effect) -> Subject | None:
     return getattr(effect, "subject", None)
 
 
-def _body(read: Any, record: Delivered | RawMessage) -> Body:
+def _body(read: Any, record: DeliveredRecord | RawMessage) -> Body:
     return Body(read.request, record.value or b"", record.headers, record.key)

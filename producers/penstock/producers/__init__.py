@@ -12,6 +12,7 @@ from penstock.producers.replay_plan import ReplayedRecord
 from penstock.schemas.errors import (
     BadAvro,
     BadJson,
+    BrokerRefused,
     BrokerUnavailable,
     Cancelled,
     Conflict,
@@ -51,6 +52,7 @@ __all__ = [
     "AsyncClient",
     "BadAvro",
     "BadJson",
+    "BrokerRefused",
     "BrokerUnavailable",
     "Cancelled",
     "Chunk",

@@ -14,6 +14,7 @@ from penstock.common.artifacts import Artifact, Listed, TenantArtifacts
 from penstock.common.conversations import ConversationRecord, Turn
 from penstock.common.outgoing import Outgoing
 from penstock.common.settings import KafkaSettings
+from penstock.common.tasks import set_within
 from penstock.common.transport import AsyncTransport, Delivery
 from penstock.producers.core import SILENCE_S, ClientCore, ClientOptions, Headers, Submitted, time_left
 from penstock.producers.events import Event, Result, completed
@@ -44,13 +45,11 @@ class AsyncClient:
     async def submit(
         self, *, task: str, payload: Mapping[str, Any], traceparent: str | None = None, **fields: Any
     ) -> Submitted:
-        """See `Client.submit`."""
         return await self.send(self._core.request(task, payload, fields), traceparent=traceparent)
 
     async def send(
         self, request: InferenceRequest, *, traceparent: str | None = None, headers: Headers = ()
     ) -> Submitted:
-        """See `Client.send`."""
         core = self._core
         record = await asyncio.to_thread(core.outgoing, request, traceparent, headers)
         before = await asyncio.to_thread(core.before, request.request_id)
@@ -59,7 +58,6 @@ class AsyncClient:
     async def follow(
         self, request: Submitted | str, *, timeout: float | None = None, since_ms: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """See `Client.follow`."""
         give_up = None if timeout is None else time.monotonic() + timeout
         ready = asyncio.Event()
         begin = await asyncio.to_thread(self._core.begin_of, request, since_ms)
@@ -70,7 +68,7 @@ class AsyncClient:
                 events = following.step()
                 for event in events:
                     yield event
-                if not events and not await _is_set(ready, time_left(SILENCE_S, give_up, request)):
+                if not events and not await set_within(ready, time_left(SILENCE_S, give_up, request)):
                     await asyncio.to_thread(self._core.check_broker)
         finally:
             following.close()
@@ -78,7 +76,6 @@ class AsyncClient:
     async def result(
         self, request: Submitted | str, timeout: float | None = None, *, since_ms: int | None = None
     ) -> ResultEvent:
-        """See `Client.result`."""
         async with aclosing(self.follow(request, timeout=timeout, since_ms=since_ms)) as events:
             async for event in events:
                 if isinstance(event, Result):
@@ -89,25 +86,20 @@ class AsyncClient:
         raise InternalError("a follow ended without a result")
 
     async def cancel(self, request_id: str, *, reason: str | None = None) -> None:
-        """See `Client.cancel`."""
         await self._send(self._core.cancelling(request_id, reason))
 
     async def reprioritize(self, request_id: str, priority: int) -> None:
-        """See `Client.reprioritize`."""
         await self._send(self._core.reprioritizing(request_id, priority))
 
     async def history(self, conversation_id: str | int) -> list[Turn]:
-        """See `Client.history`."""
         return await asyncio.to_thread(self._core.history, conversation_id)
 
     async def replay(self, conversation_id: str | int, from_offset: int = 0) -> list[ConversationRecord]:
-        """See `Client.replay`."""
         return await asyncio.to_thread(self._core.replay, conversation_id, from_offset)
 
     async def replay_conversations(
         self, pattern: str = "*", **options: Unpack[ReplayOptions]
     ) -> AsyncGenerator[list[ReplayedRecord], None]:
-        """See `Client.replay_conversations`."""
         replay = await asyncio.to_thread(self._core.open_replay, pattern, options)
         try:
             while (records := await asyncio.to_thread(self._core.step, replay)) is not None:
@@ -129,11 +121,9 @@ class AsyncClient:
         return AsyncArtifacts(self._core.artifacts())
 
     async def flush(self, timeout: float = 10.0) -> int:
-        """See `Client.flush`."""
         return await asyncio.to_thread(self._core.transport.flush, timeout)
 
     async def close(self, timeout: float = 10.0) -> None:
-        """See `Client.close`."""
         await asyncio.to_thread(self._core.close, timeout)
 
     async def _send(self, record: Outgoing) -> Delivery:
@@ -155,23 +145,18 @@ class AsyncArtifacts:
     async def put(
         self, data: bytes, *, media_type: str = "application/octet-stream", ttl_s: float | None = None
     ) -> Artifact:
-        """See `TenantArtifacts.put`."""
         return await asyncio.to_thread(self._artifacts.put, data, media_type=media_type, ttl_s=ttl_s)
 
     async def get(self, artifact_id: str, *, sha256: str | None = None) -> bytes:
-        """See `TenantArtifacts.get`."""
         return await asyncio.to_thread(self._artifacts.get, artifact_id, sha256=sha256)
 
     async def describe(self, artifact_id: str) -> Artifact:
-        """See `TenantArtifacts.describe`."""
         return await asyncio.to_thread(self._artifacts.describe, artifact_id)
 
     async def list(self, *, after: str | None = None, limit: int = 20, newest_first: bool = True) -> Listed:
-        """See `TenantArtifacts.list`."""
         return await asyncio.to_thread(self._artifacts.list, after=after, limit=limit, newest_first=newest_first)
 
     async def delete(self, artifact_id: str) -> None:
-        """See `TenantArtifacts.delete`."""
         await asyncio.to_thread(self._artifacts.delete, artifact_id)
 
 
@@ -183,11 +168,3 @@ def _from_thread(loop: asyncio.AbstractEventLoop, action: Callable[[], object]) 
             logger.debug("follow.loop_closed")
 
     return call
-
-
-async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await event.wait()
-    except TimeoutError:
-        return False

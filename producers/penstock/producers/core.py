@@ -23,6 +23,7 @@ from penstock.common.kafka_errors import missing_topic, too_large
 from penstock.common.model_pools import ModelPools
 from penstock.common.outgoing import Outgoing, control_record, request_record
 from penstock.common.settings import KafkaSettings
+from penstock.common.telemetry import current_traceparent
 from penstock.common.transport import Delivery, Transport
 from penstock.producers.events import Event, EventFold
 from penstock.producers.follow import Follow
@@ -179,7 +180,11 @@ class ClientCore:
         if request.pool is None and request.model is not None:
             request = replace(request, pool=self._pools.of(request.task, request.model))
         record = request_record(
-            request, self._names, self._codec, source=self.settings.client_id, traceparent=traceparent
+            request,
+            self._names,
+            self._codec,
+            source=self.settings.client_id,
+            traceparent=traceparent or current_traceparent(),
         )
         if self._artifacts is None and len(record.value) > self.settings.max_record_bytes:
             error = too_large(record.topic, len(record.value), self.settings.max_record_bytes)
@@ -250,7 +255,6 @@ class ClientCore:
         return first
 
     def submitted(self, request: InferenceRequest, delivery: Delivery, before: Before) -> Submitted:
-        """What `submit` returns."""
         return Submitted(
             request_id=request.request_id,
             tenant=request.tenant,

@@ -68,7 +68,7 @@ class Status(_Shown):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Progress(_Shown):
-    """So many steps of a run are done."""
+    """A run has done a step of so many."""
 
     step: int
     steps: int
@@ -102,7 +102,7 @@ class Chunk(_Shown):
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Restarted(_Shown):
-    """The text begins anew: what was seen before is void."""
+    """The text begins again: what was seen before is void."""
 
     attempt: int
 
@@ -133,7 +133,6 @@ class Result:
 
     @property
     def text(self) -> str | None:
-        """The text of a textual output."""
         return self.event.output_text
 
     @property
@@ -161,7 +160,6 @@ class EventFold:
 
     @property
     def done(self) -> bool:
-        """Whether the Result was given."""
         return self._results.terminal is not None
 
     def apply(self, message: RawMessage) -> list[Event]:

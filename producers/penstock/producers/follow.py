@@ -29,7 +29,7 @@ class Follow:
         return self._next[tp]
 
     def pass_to(self, tp: TP, offset: int) -> None:
-        """Note that no record of its key stands before `offset`. Not while it is parked."""
+        """Note that no record of its key is before `offset`. Not while it is parked."""
         with self._lock:
             if not self.parked:
                 self._next[tp] = max(self._next[tp], offset)

@@ -48,7 +48,7 @@ WINDOW_RECORDS, WINDOW_PLACES = 1_000, 100
 LOOK_RECORDS = 5_000
 """Of what is looked through at a time: a partition that conversations share may be long, and its records large."""
 FORGET_S = 12 * 3_600.0
-"""What was looked at longer ago is looked at anew: Kafka drops tombstones a day after it compacted what they erase."""
+"""What was looked at longer ago is looked at again: Kafka drops tombstones a day after it compacted what they erase."""
 STALE_S = 10.0
 """What was read longer ago is read again: it may be erased by now."""
 COMMIT_S = 1.0
@@ -300,7 +300,7 @@ class ConversationReplay:
         if self._listed_at is not None:
             for place, end in self._topics.ends(self._logs).items():
                 one = self._logs[place]
-                if end < one.goal:  # the log lost records, and others may stand in their place
+                if end < one.goal:  # the log lost records, and others may be in their place
                     one.position, one.taken = one.position if one.position <= end else 0, {}
                     one.records.begin(one.position)
                 one.goal = end

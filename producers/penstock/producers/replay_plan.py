@@ -91,7 +91,6 @@ def check_kept(kept: Kept, topic_id: str, note: str, group: str) -> None:
 
 
 def matching(pattern: str, conversation_ids: Iterable[str]) -> list[str]:
-    """Ids that match the glob, sorted."""
     return sorted(one for one in conversation_ids if fnmatchcase(one, pattern))
 
 

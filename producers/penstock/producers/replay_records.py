@@ -31,7 +31,7 @@ class PartitionRecords(Protocol):
         ...
 
     def begin(self, position: int) -> None:
-        """Look anew, for records from `position` on."""
+        """Look again, for records from `position` on."""
         ...
 
     def unlooked(self, goal: int) -> Range | None:
@@ -103,7 +103,7 @@ class SharedTopicRecords:
         return json.dumps([self._tenant, self._pattern])
 
     def begin(self, position: int) -> None:
-        del position  # heads stand before it
+        del position  # heads are before it
         self.looked_to = 0
         self._heads = Heads()
         self._erasures = Erasures()

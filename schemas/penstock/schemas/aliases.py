@@ -207,7 +207,6 @@ def _own_names(task: str) -> frozenset[str]:
 
 @cache
 def _own_fields() -> frozenset[str]:
-    """The fields of a request beside its payload."""
     from penstock.schemas.refusals import FIELDS
 
     return frozenset({*FIELDS, *TASKS, "task", "payload", "request_id", "tenant", "created_at"})

@@ -51,7 +51,7 @@ def _all_ids() -> dict[str, tuple[int, ...]]:
 SCHEMA_IDS: dict[str, tuple[int, ...]] = _all_ids()
 """For each record the ids of its released versions, oldest first; the last one is written."""
 RELEASED = sum(map(len, SCHEMA_IDS.values()))
-"""So many schemas are released. A copy of a log that was made with fewer may lack records: it could not read them."""
+"""The number of released schemas. A copy of a log that was made with fewer may lack records: it could not read them."""
 
 
 def schema_text(name: str) -> str:

@@ -46,7 +46,7 @@ def ordered(
     Raises InvalidRequest for an order that there is not.
     """
     if action not in (CLASS_ORDERS if kind == CLASS else MODEL_ORDERS if kind == MODEL else ()):
-        raise InvalidRequest(f"a {kind} cannot be told to {action}", param="action")
+        raise InvalidRequest(f"a {kind} has no action {action}", param="action")
     if kind == CLASS and name not in CLASSES:
         raise InvalidRequest(f"the class {name} does not exist; there are {', '.join(CLASSES)}", param="class")
     if (action == "add") != (entry is not None):

@@ -6,7 +6,8 @@ PenstockError
  │    └── ModelNotFound (model_not_found, 404) · UnsupportedMediaType 415
  ├── Unauthenticated 401 · Forbidden 403 · NotFound 404 · Cancelled 409 · Conflict 409 · Gone 410
  ├── TooLarge 413 · InsufficientCapacity 422 · IdempotencyKeyReused 422 · TenantLimit 429
- ├── Overloaded 503 · BrokerUnavailable 503 · RegistryUnavailable 503 · StoreUnavailable 503 · SourceUnavailable 502
+ ├── Overloaded 503 · RegistryUnavailable 503 · StoreUnavailable 503 · SourceUnavailable 502
+ ├── BrokerUnavailable 503 (BrokerRefused)
  ├── Expired 504 · ExecutionTimeout 504
  ├── EngineFailed 500 · DeadLettered 500 · StreamRestarted 500 · InternalError 500 · WebhookUndeliverable 502
  └── DecodeError (undecodable, 400): WrongMagic · UnknownSchema · BadAvro · BadJson
@@ -20,7 +21,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, cast
 
 from penstock.schemas.records import ErrorInfo
-from penstock.schemas.texts import encodable
+from penstock.schemas.texts import encodable, in_one_direction
 
 
 class RetryKind(StrEnum):
@@ -52,8 +53,8 @@ class PenstockError(Exception):
         retry_after_s: float | None = None,
         cause: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = in_one_direction(message)
+        super().__init__(self.message)
         self.param = param
         self.details = details
         self.retry_after_s = retry_after_s
@@ -161,6 +162,16 @@ class BrokerUnavailable(PenstockError):
     retry_kind = RetryKind.PUT_BACK
 
 
+class BrokerRefused(BrokerUnavailable):
+    """Brokers refuse the connections of this client; `param` names the setting to correct.
+
+    Message and `param` are for operators: answers over HTTP have `PUBLIC` in their place.
+    """
+
+    code = "broker_refused"
+    PUBLIC: ClassVar[str] = "Kafka refuses the connections of this process"
+
+
 class RegistryUnavailable(PenstockError):
     code, http_status, type, retryable = "registry_unavailable", 503, "overloaded_error", True
     retry_kind = RetryKind.PUT_BACK
@@ -245,7 +256,7 @@ ERRORS_BY_CODE["internal"] = InternalError
 
 
 def to_error_record(error: BaseException) -> ErrorInfo:
-    """What stands on a topic for an error. Of a foreign one only the type is told: its text may hold anything."""
+    """What is on a topic for an error. Of a foreign one only the type is named: its text may hold anything."""
     if not isinstance(error, PenstockError):
         error = InternalError(f"internal error ({type(error).__name__})")
     details = None if error.details is None else json.dumps(error.details, default=str)
@@ -287,12 +298,13 @@ def error_body(error: BaseException, request_id: str | None = None) -> dict[str,
 
 def error_record_body(info: ErrorInfo, request_id: str | None = None) -> dict[str, Any]:
     """The one JSON shape of errors, from an event's error record."""
+    is_public = info.code != BrokerRefused.code
     return {
         "error": {
-            "message": info.message,
+            "message": info.message if is_public else BrokerRefused.PUBLIC,
             "type": info.type,
             "code": info.code,
-            "param": info.param,
+            "param": info.param if is_public else None,
             "request_id": request_id,
             "retryable": info.retryable,
             "details": _details(info),

@@ -185,7 +185,7 @@ def below(path: str, name: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """A name as it may stand in an error."""
+    """A name as it may be in an error."""
     return name[:SHOWN_CHARS].encode(errors="backslashreplace").decode()
 
 

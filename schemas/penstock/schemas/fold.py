@@ -1,6 +1,6 @@
 """The fold: from a request's events in offset order to what its caller sees. Invariant 3 of the design, as one object.
 
-Events of zombies, repeats and takeovers all stand on the result topic. A reader follows the first origin it sees,
+Events of zombies, repeats and takeovers all are on the result topic. A reader follows the first origin it sees,
 ignores what is below the highest (epoch, attempt) seen, epoch first, and everything after the first terminal event.
 Two copies of one record may run at once, where a record was moved before partitions were added and again after it. Of
 an (epoch, attempt) only what the first worker says counts: the outcome of the followed copy has that place or a higher.
@@ -28,7 +28,7 @@ class Ignored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """New text. `restarted`: what was seen before is void, the text begins anew (text_offset 0).
+    """New text. `restarted`: what was seen before is void, the text begins again (text_offset 0).
 
     `calls`: new pieces of calls of tools, each as the record's ToolCallPiece. `logprobs`: new tokens with their log
     probabilities, each as the record's TokenLogprob; `logprobs_offset` came before them.
@@ -103,10 +103,10 @@ class ResultFold:
         self.epoch = -1
         self.attempt = 0
         self.since = (-1, 0)
-        """The (epoch, attempt) in which the text began: what was told from there on stands."""
+        """The (epoch, attempt) in which the text began: what was published from there on counts."""
         self.text_place = (-1, 0)
-        """The (epoch, attempt) that told the end of the text. It is below the current one after a claim: then the first
-        chunk says whether the text stands."""
+        """The (epoch, attempt) that published the end of the text. It is below the current one after a claim: then the
+        first chunk says whether the text stands."""
         self.worker_id: str | None = None
         """Of the current (epoch, attempt); None after `restore`, until the next event."""
         self.offset: int | None = None
@@ -136,7 +136,7 @@ class ResultFold:
 
     @property
     def _has_told(self) -> bool:
-        """Whether readers were told any part of the answer: tokens without text have log probabilities."""
+        """Whether readers have seen any part of the answer: tokens without text have log probabilities."""
         return self.text_length > 0 or bool(self._calls) or (self.logprobs is not None and self.logprobs.count > 0)
 
     @property
@@ -160,7 +160,7 @@ class ResultFold:
     def hold_text_of(self, other: ResultFold) -> None:
         """Take the text that another fold of the same request made of the current (epoch, attempt).
 
-        Pieces of calls are not taken: who is told the text is not told those, and the outcome brings them.
+        Pieces of calls are not taken: a reader of the text does not get those, and the outcome brings them.
         """
         self.restarts = max(self.restarts, other.restarts)
         goes_on = self.terminal is not None and other.since == self.since
@@ -193,7 +193,7 @@ class ResultFold:
         return self._chunk(event, newer, offset)
 
     def hold_terminal(self, event: ResultEvent) -> None:
-        """Have the outcome: what was told since its text began is the beginning of that."""
+        """Have the outcome: what was published since its text began is the beginning of that."""
         self.terminal, self.text_place = event, self.place
         self.since = event.since or self.place
 
@@ -233,7 +233,7 @@ class ResultFold:
         self._ends, self.logprobs = [], None
 
     def _enter(self, event: ResultEvent, at: int) -> bool:
-        """An (epoch, attempt) tells its first text, at `at`; whether that voids what older ones have told."""
+        """An (epoch, attempt) publishes its first text, at `at`; whether that voids what older ones have published."""
         told = self._has_told
         if event.since is None or (told and (event.since != self.since or at < self.text_length)):
             self._begin(event)

@@ -68,7 +68,7 @@ def summary_request_id(topic_id: str, base: int, offsets: Iterable[int]) -> str:
 
 
 def redriven_request_id(tenant: str, request_id: str, origin: str, times: int) -> str:
-    """The request that a dead letter is run again as. `times`: how often it was before, for one that is run anew."""
+    """The request that a dead letter is run again as. `times`: how often it was before, for one that is run again."""
     return str(uuid.uuid5(NAMESPACE, f"redriven\n{tenant}\n{request_id}\n{origin}\n{times}"))
 
 

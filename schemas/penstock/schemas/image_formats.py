@@ -13,7 +13,7 @@ MEDIA_TYPES: dict[str, str] = {
 """By format, as Pillow names it. Whether a format is accepted is a setting of the worker."""
 
 SNIFFED_BYTES = 12
-"""So many bytes tell the format."""
+"""How many bytes tell the format."""
 
 
 def sniff(data: bytes) -> str | None:

@@ -74,7 +74,7 @@ def _image_or_none(payload: Payload) -> dict[str, str]:
 
 
 def image_references(payload: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(where it stands in the payload, the reference) of each image that a payload in its normal form names.
+    """(where it is in the payload, the reference) of each image that a payload in its normal form names.
 
     The places are `image`, `mask`, `operations[2].image` and `messages[0].parts[1].image`.
     """

@@ -64,7 +64,7 @@ def written_object(given: object) -> tuple[dict[str, Any] | None, PayloadForm]:
 def legible_fields(value: bytes | None) -> dict[str, Any] | None:
     """The fields of a JSON object up to the first that cannot be read, and not very many; None for any other record.
 
-    So the sender of an object that is cut off, or that holds what JSON has not, can be told of it. An object that was
+    So the sender of an object that is cut off, or that holds what JSON has not, can be answered. An object that was
     written as a JSON string, or behind a schema id, is read too.
     """
     if value and value[0] == _MAGIC:

@@ -31,5 +31,5 @@ MAX_URL_CHARS = 4_096
 MAX_STOP_CHARS = 200
 
 RECENT_TURNS = 4
-"""So many of a conversation's newest turns stand in the prompt if they fit, also where a summary tells of them: what is
+"""How many of a conversation's newest turns are in the prompt if they fit, also where a summary covers them: what is
 asked now is about what was said last."""

@@ -9,7 +9,7 @@ from penstock.schemas.records import Origin
 from penstock.schemas.topics import HEADER_ORIGIN
 
 MAX_BYTES = 320
-"""A topic's name has at most 249 bytes; what is longer is no origin of ours, and would stand in every event."""
+"""A topic's name has at most 249 bytes; what is longer is no origin of ours, and would be in every event."""
 
 
 def origin_header(origin: Origin) -> tuple[str, bytes]:

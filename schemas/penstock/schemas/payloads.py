@@ -151,7 +151,7 @@ def _messages(messages: list[Payload], showing: Set[str] = SEEN_ROLES) -> list[P
 
 
 def _content(value: list[Payload] | None, message: Payload, param: str, showing: Set[str]) -> str:
-    """The text of its parts; images among them stand in the message's `parts`."""
+    """The text of its parts; images among them are in the message's `parts`."""
     if value is None:
         if message["role"] in ("assistant", "tool"):  # as clients send back an answer without text
             return ""

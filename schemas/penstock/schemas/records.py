@@ -381,10 +381,11 @@ class ResultEvent(Record):
     token_logprobs: list[dict[str, Any]] | None = None
     first_logprob_index: int | None = None
     context: ContextHeld | None = None
+    key_id: str | None = None
 
     @property
     def since(self) -> tuple[int, int] | None:
-        """The (epoch, attempt) from which on what was told stands; None when the text begins with this attempt."""
+        """The (epoch, attempt) from which on what was published counts; None when the text begins with this attempt."""
         if self.since_epoch is None or self.since_attempt is None:
             return None
         return self.since_epoch, self.since_attempt
@@ -405,7 +406,6 @@ class ResultEvent(Record):
 
     @property
     def output_text(self) -> str | None:
-        """The text of a textual output."""
         output = self._output
         return None if output is None else output.get("text")
 
@@ -545,7 +545,7 @@ class DeadLetter(Record):
 
 @record
 class DeadLetterAction(Record):
-    """What was done with a dead letter. It stands on the letter's partition, behind it."""
+    """What was done with a dead letter. It is on the letter's partition, behind it."""
 
     kind: str
     offset: int
@@ -675,6 +675,7 @@ class WorkerState(Record):
     pid: int | None = None
     committed: list[int] = field(default_factory=list[int])
     lag: list[int] = field(default_factory=list[int])
+    expiring_certificates: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @record
@@ -690,7 +691,7 @@ class DeliveryAttempt(Record):
 
 @record
 class WebhookDelivery(Record):
-    """What became of a webhook so far; the latest record of its id counts. `place`: the terminal event that it tells.
+    """What became of a webhook so far; the latest record of its id counts. `place`: the terminal event that it reports.
 
     `state` is waiting, delivered, failed, or dropped, which means that its request was erased.
     """
@@ -766,6 +767,75 @@ class GatewayState(Record):
     http_requests: int | None = None
     view_bytes: int | None = None
     oldest_waiting_at: int | None = None
+    expiring_certificates: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@record
+class KeyState(Record):
+    """An API key, that a key is revoked, or limits of a tenant: all of it, for the topic keeps one record a key."""
+
+    kind: str
+    id: str
+    updated_at: int
+    updated_by: str | None = None
+    entry: str | None = None
+
+
+@record
+class AuditEvent(Record):
+    """An action of an operator: one record before it is done, and one of the same id with its outcome."""
+
+    id: str
+    at: int
+    action: str
+    target: str | None = None
+    parameters: str | None = None
+    key_id: str | None = None
+    key_name: str | None = None
+    tenant: str | None = None
+    user: str | None = None
+    address: str | None = None
+    status: int | None = None
+
+
+@record
+class UsageShare(Record):
+    """What was counted on one partition of the result topic, of outcomes before the offset `through`.
+
+    `partition` is -1 for what was counted on an earlier result topic.
+    """
+
+    partition: int
+    through: int
+    last_at: int
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    dead_lettered: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    embedding_tokens: int = 0
+    images: int = 0
+    pixels: int = 0
+    device_ms: int = 0
+
+
+@record
+class UsageTotal(Record):
+    """What the requests of one UTC day (YYYY-MM-DD), tenant, model and key used, as the sum of shares.
+
+    `topic_id` is Kafka's id of the result topic to whose offsets `through` refers.
+    """
+
+    day: str
+    tenant: str
+    model: str | None = None
+    key_id: str | None = None
+    topic_id: str
+    updated_at: int
+    shares: list[UsageShare]
 
 
 RECORDS: tuple[type[Record], ...] = (
@@ -783,5 +853,8 @@ RECORDS: tuple[type[Record], ...] = (
     ConversationFacts,
     KeyClaim,
     GatewayState,
+    KeyState,
+    AuditEvent,
+    UsageTotal,
 )
 """In the order of their schema ids; append only."""

@@ -23,7 +23,7 @@ Loc = tuple[str | int, ...]
 Schema = Mapping[str, Any]
 
 MANY_NAMES = 100
-"""So many unknown names of one object are looked at: telling each apart takes microseconds and kilobytes."""
+"""How many unknown names of one object are looked at: telling each apart takes microseconds and kilobytes."""
 DEPTH = 8
 """No type of a body lies deeper."""
 BOUNDS = {"minimum": "at least", "maximum": "at most"}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, schema_text
@@ -20,19 +21,61 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_ASKING = 8
-"""So many questions to a registry are under way at once, each in a thread."""
+"""How many questions to a registry are under way at once, each in a thread."""
 MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
-class RegistryClient:
-    """Blocking and thread-safe. `transport` is for tests."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegistryAccess:
+    """How to reach a registry: by basic authentication or a bearer token, and with TLS by the files of a CA and of a
+    client's certificate and key (PEM).
+    """
 
-    def __init__(self, url: str, *, timeout_s: float = 10, transport: httpx.BaseTransport | None = None) -> None:
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca_location: str | None = None
+    certificate_location: str | None = None
+    key_location: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+
+    def options(self) -> dict[str, Any]:
+        """Of an httpx client. Raises RegistryUnavailable for files that hold no certificate or no key that fits."""
+        options: dict[str, Any] = {}
+        if self.username is not None:
+            options["auth"] = (self.username, self.password or "")
+        if self.token is not None:
+            options["headers"] = {"authorization": f"Bearer {self.token}"}
+        if self.url.startswith("https:"):
+            try:
+                context = options["verify"] = ssl.create_default_context(cafile=self.ca_location)
+                if self.certificate_location is not None:
+                    context.load_cert_chain(
+                        self.certificate_location, self.key_location, lambda: self.key_password or ""
+                    )
+            except OSError as error:
+                names = "schema_registry.ca_location, certificate_location, key_location or key_password"
+                raise RegistryUnavailable(f"{names} is wrong: {error}", retry_after_s=1) from error
+        return options
+
+
+Registry = RegistryAccess | str
+"""Its access, or its URL where that is enough."""
+
+
+class RegistryClient:
+    """Blocking and thread-safe. `transport` is for tests. Raises RegistryUnavailable as `RegistryAccess.options`."""
+
+    def __init__(
+        self, registry: Registry, *, timeout_s: float = 10, transport: httpx.BaseTransport | None = None
+    ) -> None:
         import httpx
 
-        self._url = url.rstrip("/")
+        access = RegistryAccess(url=registry) if isinstance(registry, str) else registry
+        self._url = access.url.rstrip("/")
         self.shown_url = without_user(self._url)
-        self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False)
+        self._http = httpx.Client(timeout=timeout_s, transport=transport, trust_env=False, **access.options())
 
     def get_schema(self, schema_id: int) -> str:
         """Raises UnknownSchema, RegistryUnavailable."""
@@ -57,9 +100,18 @@ class RegistryClient:
         try:
             return self._http.request(method, self._url + path, json=body, headers={"accept": MEDIA_TYPE})
         except httpx.HTTPError as error:
-            raise RegistryUnavailable(f"no schema registry at {self.shown_url}: {error}", retry_after_s=1) from error
+            of_tls = ": see schema_registry.ca_location and certificate_location" if "SSL" in str(error) else ""
+            raise RegistryUnavailable(
+                f"no schema registry at {self.shown_url}: {error}{of_tls}", retry_after_s=1
+            ) from error
 
     def _field(self, answer: httpx.Response, name: str) -> Any:
+        if answer.status_code in (401, 403):
+            raise RegistryUnavailable(
+                f"the schema registry at {self.shown_url} refuses this client ({answer.status_code}): check"
+                " schema_registry.username and schema_registry.password, or schema_registry.token",
+                retry_after_s=1,
+            )
         if answer.is_error:
             raise RegistryUnavailable(f"the schema registry answered {answer.status_code}", retry_after_s=1)
         try:
@@ -188,22 +240,22 @@ class Codecs:
     prompt: Codec
 
 
-def registry_codecs(url: str | None, *, write: bool = False) -> Codecs:
+def registry_codecs(registry: Registry | None, *, write: bool = False) -> Codecs:
     """The codecs for an installation: the package's own ids alone, or with a registry beside it.
 
     With a registry every schema is registered there, ids from it are read, and with `write` they are written too.
     Raises RegistryUnavailable when `write` is asked and nobody can say which ids to write.
     """
-    if url is None:
+    if registry is None:
         return Codecs(default_codec(), default_codec())
-    client = RegistryClient(url)
+    client = RegistryClient(registry)
     resolver, ids = RegistryResolver(client), _registered_ids(client, write=write)
     return Codecs(Codec(resolver.ask, writer_ids=ids), Codec(resolver.ask_aside, writer_ids=ids))
 
 
-def reading_codec(url: str | None) -> Codec:
+def reading_codec(registry: Registry | None) -> Codec:
     """A codec that only reads, for tools: it registers nothing, and asks the registry when an id of it comes."""
-    return default_codec() if url is None else Codec(RegistryResolver(RegistryClient(url)).ask)
+    return default_codec() if registry is None else Codec(RegistryResolver(RegistryClient(registry)).ask)
 
 
 def _registered_ids(client: RegistryClient, *, write: bool) -> dict[str, int] | None:
@@ -212,8 +264,8 @@ def _registered_ids(client: RegistryClient, *, write: bool) -> dict[str, int] | 
     try:
         for name in SCHEMA_IDS:
             ids[name] = client.register(f"penstock.v1.{name}", schema_text(name))
-    except RegistryUnavailable:
+    except RegistryUnavailable as error:
         if write:
             raise
-        logger.warning("registry.unavailable url=%s: its ids are asked for when they come", client.shown_url)
+        logger.warning("registry.unavailable reason=%s: its ids are asked for when they come", error)
     return ids if write else None

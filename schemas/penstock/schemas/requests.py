@@ -115,7 +115,7 @@ def parse_request(
 
 
 def _one_payload(fields: dict[str, Any], task: str) -> None:
-    """Put the payload under `payload`. It may stand there, or as in Avro under the name of its task; not in both."""
+    """Put the payload under `payload`. It may be there, or as in Avro under the name of its task; not in both."""
     named = {name: value for name in fields.keys() & _TASKS if (value := fields.pop(name)) is not None}
     if not named:
         return

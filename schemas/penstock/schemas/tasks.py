@@ -51,7 +51,7 @@ class TaskSpec:
     in_conversation: bool = False
     """Whether a request may name the conversation that it adds to."""
     takes_turn: bool = True
-    """Whether what it adds is a turn: turns run one after the other. A summary stands beside them."""
+    """Whether what it adds is a turn: turns run one after the other. A summary is none."""
 
 
 _IMAGE = {"image": {"artifact_id": "x"}}

@@ -41,8 +41,8 @@ def time_ms(text: str, param: str) -> int:
 def moment_ms(value: Any, *, bounded: bool = True) -> int:
     """Milliseconds since the epoch of an RFC 3339 time (UTC if it names no offset), or of a number: s, ms, µs or ns.
 
-    A number may be text. Its size tells its unit: as seconds it would lie beyond the year 5138. Raises ValueError: what
-    it must be. Without `bounded` a number that is no time is the nearest one.
+    A number may be text. Its size determines its unit: as seconds it would lie beyond the year 5138. Raises ValueError:
+    what it must be. Without `bounded` a number that is no time is the nearest one.
     """
     problem = ValueError("an RFC 3339 time, or seconds or milliseconds since the epoch")
     try:

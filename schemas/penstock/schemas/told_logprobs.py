@@ -24,7 +24,7 @@ class ToldLogprobs:
     pieces: list[str] = field(default_factory=list[str])
 
     def add(self, tokens: Sequence[dict[str, Any]], first: int) -> Sequence[dict[str, Any]] | None:
-        """Take tokens that stand behind `first` others. Returns the new ones; None if some before them are missing."""
+        """Take tokens that are behind `first` others. Returns the new ones; None if some before them are missing."""
         if first > self.count:
             return None
         new = tokens[self.count - first :]

@@ -17,6 +17,8 @@ HEADER_NOT_BEFORE = "penstock-not-before"
 """On requests: `start_after`, for who cannot set the field; milliseconds since the epoch."""
 HEADER_TRACEPARENT = "traceparent"
 HEADER_CONTENT_TYPE = "content-type"
+HEADER_KEY_ID = "penstock-key-id"
+"""On requests: id of the API key that submitted it. Gateways set it."""
 HEADER_CALLBACK = "penstock-callback"
 """On results of a request with a `callback_url`, and on statuses if it has `callback_statuses`: that URL."""
 
@@ -32,11 +34,15 @@ RANKS: dict[str, int] = {klass: rank for rank, klass in enumerate(CLASSES)}
 """Of classes: lower starts first."""
 RETRY_TIERS = ("1s", "10s", "1m", "10m")
 CONTROL_DAYS = 3
-"""So long commands stand on their topic: what they were about is deleted too by then."""
+"""So long commands are on their topic: what they were about is deleted too by then."""
+AUDIT_DAYS = 90
+"""Actions of operators are kept for so long."""
 DELIVERY_SEGMENT_MS = 4 * 3_600_000
-"""Only closed segments are compacted, and whoever gets a partition of deliveries reads all of it."""
+"""Only closed segments are compacted, and a process that gets a partition of deliveries reads all of it."""
 REPORTS_SEGMENT_MS = 600_000
-"""The same of the worker topic: whoever starts reads all of it, and each process writes every two seconds."""
+"""The same of the worker topic: a process that starts reads all of it, and each process writes every two seconds."""
+USAGE_SEGMENT_MS = 3_600_000
+"""The same of totals of usage: a gateway reads all of them before it serves."""
 HORIZON_MS = 24 * 3_600_000
 """Bounds every time to live and the idempotency window."""
 
@@ -130,6 +136,21 @@ class TopicNames:
         return self.prefix + "inference.idempotency"
 
     @property
+    def key(self) -> str:
+        """API keys, and limits of tenants."""
+        return self.prefix + "inference.key"
+
+    @property
+    def audit(self) -> str:
+        """Actions of operators."""
+        return self.prefix + "inference.audit"
+
+    @property
+    def usage(self) -> str:
+        """Totals of usage by day, tenant, model and key."""
+        return self.prefix + "inference.usage"
+
+    @property
     def conversation_facts(self) -> str:
         return self.prefix + "inference.conversation"
 
@@ -182,6 +203,12 @@ def kind_of_topic(topic: str) -> str | None:
     return None if match is None else match[1] or "text"
 
 
+def pool_of_topic(topic: str) -> str | None:
+    """The pool of a request topic under any prefix; None for one of the common pool, and for other topics."""
+    match = _REQUEST_TOPIC.search(topic)
+    return None if match is None else match[2]
+
+
 GATEWAY_KEY = "gateway/"
 """Begins the keys of GatewayState on the worker topic. All other keys there are ids of workers."""
 
@@ -191,7 +218,7 @@ def is_of_gateway(key: bytes | None) -> bool:
     return key is not None and key.startswith(GATEWAY_KEY.encode())
 
 
-_REQUEST_TOPIC = re.compile(r"inference\.(?:(image|embedding)\.request|request\.(?:high|medium|low))(?:\.[^.]+)?$")
+_REQUEST_TOPIC = re.compile(r"inference\.(?:(image|embedding)\.request|request\.(?:high|medium|low))(?:\.([^.]+))?$")
 
 
 def record_of_topic(topic: str) -> str | None:
@@ -216,6 +243,9 @@ _RECORDS_OF_TOPICS = {
     "delivery": "WebhookDelivery",
     "conversation": "ConversationFacts",
     "idempotency": "KeyClaim",
+    "key": "KeyState",
+    "audit": "AuditEvent",
+    "usage": "UsageTotal",
 }
 _OTHER_TOPIC = re.compile(rf"inference\.({'|'.join(_RECORDS_OF_TOPICS)})$")
 
@@ -302,6 +332,9 @@ def topic_specs(
         spec(names.model, 1, None, "compact", flush=False),
         spec(names.worker, 1, 1, "compact,delete", flush=False, segment_ms=str(REPORTS_SEGMENT_MS)),
         spec(names.conversation_facts, 1, None, "compact", flush=True),
+        spec(names.key, 1, None, "compact", flush=True),
+        spec(names.audit, 1, AUDIT_DAYS, "delete", flush=True),
+        spec(names.usage, 1, None, "compact", flush=True, segment_ms=str(USAGE_SEGMENT_MS)),
         *(
             [spec(names.conversation_log, partitions, None, "compact", flush=True, max_compaction_lag_ms=str(_DAY_MS))]
             if shared_conversations

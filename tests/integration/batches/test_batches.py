@@ -16,14 +16,13 @@ import openai
 import pytest
 
 from kit.assets import prepared
+from kit.batches import CHAT, Batches, line
 from penstock.common.artifacts import ArtifactStore
 from penstock.gateway.batches.keeping import BatchStore
 from penstock.gateway.batches.records import batch_id_of, file_id_of
 from penstock.gateway.edge.keys import create_key, list_keys, revoke_key
 from support import wait_until
 from system import NOOP, Process, System
-
-from .conftest import CHAT, Batches, line
 
 Make = Callable[..., System]
 SLOW = {**NOOP, "options": {"tokens": 4, "delay_ms": 25, "slots": 8}}

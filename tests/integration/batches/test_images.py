@@ -11,9 +11,8 @@ import httpx
 import pytest
 from PIL import Image
 
+from kit.batches import Batches, line
 from system import System
-
-from .conftest import Batches, line
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from kit.batches import Batches, line
 from support import wait_until
 from system import NOOP, Process, System
-
-from .conftest import Batches, line
 
 Make = Callable[..., System]
 SLOW = {**NOOP, "options": {"tokens": 4, "delay_ms": 10, "slots": 8}}

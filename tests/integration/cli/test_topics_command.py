@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
 from penstock.cli.ordered import withdraw_unserved
+from penstock.cli.topic_changes import add_partitions
 from penstock.common.admin import partition_counts, topic_config
 from penstock.common.altering import alter_topics, flush_conversations, flushes_groups
 from penstock.common.reader import read_to_end
@@ -21,8 +24,10 @@ from penstock.schemas.codec import default_codec
 from penstock.schemas.desired import model_key
 from penstock.schemas.records import ModelInfo
 from support import wait_until
+from system import System
 
 runner = CliRunner()
+MESSAGE = {"messages": [{"role": "user", "content": "a"}]}
 
 
 class Topics:
@@ -251,3 +256,80 @@ def test_the_records_of_models_that_are_not_served_are_withdrawn(topics: Topics)
     latest = {record.key: record.value for record in read_to_end(topics.settings, names.model)}
     assert {key for key, value in latest.items() if value} == {b"served", b"gone@gpu", b"unreadable"}
     assert withdraw_unserved(topics.settings, None, {"served", "new"}) == []
+
+
+def test_plan_says_what_apply_does_and_a_second_call_has_nothing_to_do(topics: Topics) -> None:
+    assert topics.run("create", "--partitions", "3").exit_code == 0
+    status, dlq = f"{topics.prefix}inference.status", f"{topics.prefix}inference.dlq"
+    topics.admin.delete_topics([status])[status].result(20)
+    wait_until(lambda: partition_counts(topics.settings, [status]) == {}, 20)
+    alter_topics(topics.settings, {f"{topics.prefix}inference.result": {"retention.ms": "3600000"}})
+    week = "604800000"
+    Path("penstock.toml").write_text(f'[topics.config."inference.dlq"]\n"retention.ms" = "{week}"\n')
+    planned = topics.run("plan", "--partitions", "6")
+    lines = planned.output.splitlines()
+    assert (planned.exit_code, partition_counts(topics.settings, [status])) == (0, {})
+    assert f"create   {status} topic absent -> 6 partitions" in lines
+    assert f"change   {topics.prefix}inference.result retention.ms 3600000 -> 259200000" in lines
+    assert f"change   {dlq} retention.ms 2592000000 -> {week}: older records are deleted" in lines
+    assert f"change   {topics.prefix}inference.request.high partitions 3 -> 6" in lines
+    assert f"keep     {topics.prefix}inference.result partitions 3 -> 6: what is on it is found" in planned.output
+    done = topics.run("apply", "--partitions", "6")
+    assert done.exit_code == 0, done.output
+    assert f"{topics.prefix}inference.request.high has 6 partitions" in done.output
+    assert topic_config(topics.settings, dlq)["retention.ms"] == week
+    assert {partition_counts(topics.settings)[topic] for topic in topics.settings.names.request_topics()} == {6}
+    again = json.loads(topics.run("apply", "--partitions", "6", "--json").stdout)
+    assert again == {"made": 0, "left": []}
+    assert topics.run("check").exit_code == 0
+    fewer = topics.run("apply", "--partitions", "4")
+    assert (fewer.exit_code, "refuse" in fewer.output, "Kafka removes no partitions" in fewer.output) == (1, True, True)
+
+
+def test_an_apply_that_was_killed_is_completed_by_the_next(topics: Topics) -> None:
+    """Some topics have their partitions, and workers would refuse to start."""
+    assert topics.run("create", "--partitions", "3").exit_code == 0
+    raised = topics.settings.names.conversation_topics()[:2]
+    add_partitions(topics.settings, dict.fromkeys(raised, 5))
+    assert "differ in partitions" in topics.run("check").output
+    assert topics.run("apply").exit_code == 0
+    counts = partition_counts(topics.settings)
+    assert {counts[topic] for topic in topics.settings.names.conversation_topics()} == {5}
+    assert counts[topics.settings.names.request_topics()[-1]] == 3, "nobody asked for more embeddings"
+    assert topics.run("check").exit_code == 0
+
+
+def test_partitions_wait_until_nothing_is_queued_and_nothing_runs(
+    make_system: Callable[..., System], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition of a conversation changes: a queued turn and a later one would not meet in one worker."""
+    system = make_system()
+    monkeypatch.setenv("PENSTOCK_WORKER__GROUP_ID", system.group)
+    topics = Topics(system.bootstrap, system.prefix)
+    gateway = system.gateway().wait_ready()
+    before = [gateway.submit(conversation_id="c", payload=MESSAGE, model="noop") for _ in range(3)]
+    refused = topics.run("apply", "--partitions", "7")
+    assert refused.exit_code == 1
+    assert "turns of a conversation could run out of order: these run" in refused.output
+    assert ": gateway " in refused.output
+    assert set(partition_counts(topics.settings, system.names.request_topics()).values()) == {4}
+
+    assert gateway.stop() == 0
+    wait_until(lambda: "3 requests have not ended" in topics.run("plan", "--partitions", "7").output, 40, "they run?")
+    worker = system.worker().wait_ready()
+    system.wait_drained()
+    assert "has 1 members: stop all workers" in topics.run("apply", "--partitions", "7").output
+    monkeypatch.setenv("PENSTOCK_WORKER__GROUP_ID", "another")
+    assert "these run, and send requests or read them: worker " in topics.run("apply", "--partitions", "7").output
+    monkeypatch.setenv("PENSTOCK_WORKER__GROUP_ID", system.group)
+    assert worker.stop() == 0
+    wait_until(lambda: topics.run("plan", "--partitions", "7").exit_code == 0, 40, "the worker has left")
+    done = topics.run("apply", "--partitions", "7")
+    assert done.exit_code == 0, done.output
+    system.start_all(["w2", "g2"])
+    gateway = system.process("g")
+    after = [gateway.submit(conversation_id="c", payload=MESSAGE, model="noop") for _ in range(3)]
+    assert [gateway.request(one, wait=30)["status"] for one in (*before, *after)] == ["completed"] * 6
+    items = httpx.get(f"{gateway.url}/v1/conversations/c/items?order=asc&limit=100", timeout=30).json()["data"]
+    answered = [item["request_id"] for item in items if item["role"] == "assistant"]
+    assert answered == [*before, *after]

@@ -61,26 +61,28 @@ def test_a_gateway_that_hangs_is_not_called_well(gateway: Process, open_page: Op
 def test_other_pools_and_silent_workers_are_told_apart(gateway: Process, open_page: Opener) -> None:
     def with_more_workers(route: Any) -> None:
         answer = route.fetch()
-        stats = answer.json()
+        overview = answer.json()
+        stats = overview["stats"]
         (worker,) = (one for one in stats["workers"] if one["state"] == "running")
         stats["models"].insert(0, {**stats["models"][0], "model": "earlier"})
         stats["workers"] += [
             {**worker, "worker_id": "far", "pool": "far", "paused": ["class/low"], "waiting": {"memory": 2}},
             {**worker, "worker_id": "lost", "updated_at": "2026-01-01T00:00:00Z", "waiting": {"memory": 5}},
         ]
-        route.fulfill(response=answer, json=stats)
+        route.fulfill(response=answer, json=overview)
 
     page = open_page(gateway)
+    error = {"code": "internal", "message": "no charts"}
+    page.route("**/v1/admin/history?*", lambda route: route.fulfill(status=500, json={"error": error}))
+    page.get_by_label("6 h").check()
     page.get_by_role("button", name="pause the model noop").focus()
-    page.route("**/v1/admin/stats", with_more_workers)
+    page.route("**/v1/admin/overview", with_more_workers)
     page.route("**/classes/low/resume?pool=far", lambda route: route.fulfill(json={}))
-    error = {"code": "internal", "message": "no devices"}
-    page.route("**/v1/admin/devices", lambda route: route.fulfill(status=500, json={"error": error}))
     told(page, "paused in the pool far")
     told(page, "silent for")
     told(page, "Workers: 2")
     told(page, "At the front: memory (2)")
-    told(page, "no devices")
+    told(page, "no charts")
     page.get_by_role("button", name="load the model earlier").wait_for()
     assert focused(page) == "pause the model noop", "a card that comes before it leaves the focus where it is"
     assert page.get_by_role("button", name="pause the class low").count() == 1
@@ -176,6 +178,7 @@ def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(
     page.locator("article", has_text="class_paused").get_by_role("link", name="see them").click()
     told(page, "4 requests here")
     page.go_back()
+    told(page, "class_paused")  # the list has a field of this name too
     page.get_by_role("textbox", name="Id").fill("crawl1")
     page.keyboard.press("Enter")
     told(page, "1 request here")

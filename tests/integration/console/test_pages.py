@@ -1,6 +1,6 @@
 """All pages of the console by keyboard alone, on one system with real data.
 
-With `PENSTOCK_SCREENSHOTS=docs` the pictures of the docs are made anew.
+With `PENSTOCK_SCREENSHOTS=docs` this file and `test_keys.py` make the pictures of the docs.
 """
 
 from __future__ import annotations
@@ -141,6 +141,9 @@ def test_every_page_is_used_by_keyboard_alone_and_the_focus_stays_when_lists_cha
         ("#/playground", "completed", "console-playground"),
         ("#/playground/embedding", "All fields of the payload", None),
         ("#/playground/image_editing", "All fields of the payload", None),
+        ("#/usage", "Usage of all tenants", None),
+        ("#/keys", "This gateway asks for no key", None),
+        ("#/audit", "POST /v1/admin/classes/{class_name}/{action}", None),
         ("#/workers", "Gateways and the processes beside them", "console-workers"),
     ):
         page.goto(f"{gateway.url}/{place}")
@@ -151,6 +154,11 @@ def test_every_page_is_used_by_keyboard_alone_and_the_focus_stays_when_lists_cha
         if picture:
             keep_screenshot(page, picture)
         assert out_of_reach(page) == [], place
+    page.goto(f"{gateway.url}/#/usage")
+    page.get_by_role("combobox").select_option("tenant")
+    page.get_by_role("row").filter(has_text="shop").get_by_text("12", exact=True).first.wait_for(timeout=10_000)
+    assert violations(page) == []
+    assert wider_than(page, PHONE) == []
     page.goto(f"{gateway.url}/#/requests?tenant=*")
     move_to(page, "later-0", "link")
     send(system, *asked("new", 3, 9))

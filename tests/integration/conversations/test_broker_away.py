@@ -14,7 +14,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.transport import AsyncTransport, Transport
 from penstock.processors.conversations.kafka_log import KafkaLog
 from penstock.processors.conversations.messages import answer_message
-from penstock.processors.conversations.turns import Turns
+from penstock.processors.conversations.turns import ConversationTurns
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import InferenceRequest
@@ -28,7 +28,7 @@ class Side:
     def __init__(self, settings: KafkaSettings) -> None:
         self._transport = Transport(settings, delivery_timeout_s=3600)
         self._watch = BrokerWatch(metadata_probe(settings))
-        self.turns = Turns(
+        self.turns = ConversationTurns(
             KafkaLog(settings, AsyncTransport(self._transport), max_topics=1000),
             default_codec(),
             settings.names.conversation,
@@ -70,7 +70,7 @@ def mine() -> bool:
     return True
 
 
-async def one_turn(turns: Turns, conversation: str, number: int) -> list[str]:
+async def one_turn(turns: ConversationTurns, conversation: str, number: int) -> list[str]:
     """A whole turn; the contents that its history had."""
     asked = request(conversation, number)
     while True:

@@ -220,7 +220,13 @@ def test_what_was_erased_of_an_import_is_imported_anew(here: Process, tmp_path: 
     assert penstock(here, "import", str(file), "--id", "erased-2").exit_code == 0
     head, line, *_ = map(json.loads, export(here, "erased-2").splitlines())
     assert httpx.delete(f"{here.url}/v1/requests/{line['source']['request_id']}").is_success
-    wait_until(lambda: not said(export(here, "erased-2")), 60)
+
+    def erased() -> bool:
+        """An export that meets the erasure fails: the next one does not."""
+        exported = penstock(here, "export", "erased-2")
+        return exported.exit_code == 0 and not said(exported.stdout)
+
+    wait_until(erased, 60)
     result = penstock(here, "import", str(file), "--id", "erased-2")
     assert result.exit_code == 0, result.output
     assert said(export(here, "erased-2")) == said(file.read_text())

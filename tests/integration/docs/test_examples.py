@@ -10,9 +10,9 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 DOCS = Path(__file__).parents[3] / "docs"
 ELSEWHERE = {
     "Talk to Penstock from a web page": "tests/integration/gateway/test_browser.py opens it in a browser",
+    "Make keys while gateways run": "it takes a gateway with keys: tests/integration/gateway/test_admin_keys.py",
+    "Traces": "its worker would be a second one on this machine; tests/integration/telemetry has a collector",
+    "Logs": "its worker would be a second one on this machine; tests/integration/telemetry has all processes",
     "Use another chat model": "it takes a model of the reader's",
     "Models for every task": "no model hub is reachable",
     "Make a real picture": "no model hub is reachable",
@@ -169,7 +172,7 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("examples")
     data, config, log = folder / "data", folder / "penstock.toml", folder / "up.log"
     port, kafka, worker, hook = free_port(), free_port(), free_port(), free_port()
-    (recipe,) = [tomllib.loads(block.text) for block in sections("how-to.md")[RECIPE] if block.language == "toml"]
+    (recipe,) = [tomllib.loads(block.text) for block in HOW_TO[RECIPE] if block.language == "toml"]
     recipe["worker"] |= {"health_port": worker}
     recipe["webhooks"] = {"internal_hosts": [f"127.0.0.1:{hook}"]}
     lines: list[str] = []
@@ -237,8 +240,12 @@ def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     assert not port_in_use(port)
 
 
-def sections(page: str) -> dict[str, list[Block]]:
-    return {name: list(found) for name, found in groupby(blocks(DOCS / page), key=lambda block: block.section)}
+def sections(pages: Iterable[Path]) -> dict[str, list[Block]]:
+    found = chain.from_iterable(map(blocks, pages))
+    return {name: list(same) for name, same in groupby(found, key=lambda block: block.section)}
+
+
+HOW_TO = sections(sorted(DOCS.glob("how-to/*.md")))
 
 
 def test_the_tutorial(up: Up) -> None:
@@ -257,7 +264,7 @@ def test_the_tutorial(up: Up) -> None:
     assert max(told.values()) <= LONGEST, told
 
 
-RUNNABLE = {name: found for name, found in sections("how-to.md").items() if any(map(script_of, found))}
+RUNNABLE = {name: found for name, found in HOW_TO.items() if any(map(script_of, found))}
 
 
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if name not in ELSEWHERE])

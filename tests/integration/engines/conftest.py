@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.engines.base import Delta, Engine, Finished, Prepared, Preview, Progress, RunFailed, RunSpec
+from penstock.processors.engines.base import (
+    Delta,
+    Engine,
+    Finished,
+    Prepared,
+    Preview,
+    RunFailed,
+    RunSpec,
+    StepProgress,
+)
 from penstock.processors.engines.process.host import ChildEngine
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.factory import make_engine
@@ -23,7 +32,7 @@ class Run:
     def __init__(self, engine: Engine, spec: RunSpec, prepared: Prepared) -> None:
         self.spec, self.prepared = spec, prepared
         self.deltas: list[Delta] = []
-        self.progress: list[Progress] = []
+        self.progress: list[StepProgress] = []
         self.first = asyncio.Event()
         self.done: asyncio.Future[Finished | RunFailed] = asyncio.get_running_loop().create_future()
         engine.run(spec, prepared, self)
@@ -32,7 +41,7 @@ class Run:
         self.deltas.append(delta)
         self.first.set()
 
-    def on_progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: StepProgress) -> None:
         self.progress.append(progress)
 
     def on_preview(self, preview: Preview) -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from penstock.cli.makers import tiny_diffusion
 from penstock.common.engine_kinds import KINDS
-from penstock.processors.engines.base import Finished, Preview, Progress
+from penstock.processors.engines.base import Finished, Preview, StepProgress
 from penstock.processors.images.decoded import DecodedImage
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.records import OutputSpec
@@ -38,11 +38,11 @@ class Watched(Run):
     """A run that keeps its steps and previews too."""
 
     def __init__(self, runner: Runner, *args: Any) -> None:
-        self.steps: list[Progress] = []
+        self.steps: list[StepProgress] = []
         self.previews: list[Preview] = []
         super().__init__(runner.engine, *args)
 
-    def on_progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: StepProgress) -> None:
         self.steps.append(progress)
         self.first.set()
 

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.common.settings import KafkaSettings
-from penstock.processors.kafka.batches import Assignment, Batch, Committed, Delivered
+from penstock.processors.kafka.batches import Assignment, Batch, Committed, DeliveredRecord
 from penstock.processors.kafka.membership import TP, GroupSettings, Membership
 from support import committed_offsets, wait_until_async
 
@@ -27,7 +27,7 @@ class Seen:
     def __init__(self, *, take: bool = True) -> None:
         self.assignments: list[Assignment] = []
         self.batches: list[Batch] = []
-        self.records: list[tuple[TP, Delivered]] = []
+        self.records: list[tuple[TP, DeliveredRecord]] = []
         self.ends: dict[TP, int] = {}
         self.faults: list[str] = []
         self.take = take

@@ -29,6 +29,7 @@ from penstock.schemas.records import (
     ControlCommand,
     InferenceRequest,
     Origin,
+    Preview,
     Record,
     ResultEvent,
     StatusEvent,
@@ -116,6 +117,9 @@ class Job:
 
     def chunk(self, text: str, at: int, *, attempt: int = 1, epoch: int = 1) -> Job:
         return self._result(kind="chunk", text=text, text_offset=at, attempt=attempt, epoch=epoch)
+
+    def show(self, preview: Preview) -> Job:
+        return self._result(kind="preview", preview=preview, attempt=1, epoch=1)
 
     def result_event(self, text: str) -> ResultEvent:
         """The event that `end` writes."""
@@ -210,9 +214,9 @@ class Place:
             schema_registry=RegistrySection(**(schema_registry or {})),
         )
 
-    def gateway(self, name: str = "g1", *, ready: bool = True, **options: Any) -> Gateway:
+    def gateway(self, name: str = "g1", *, ready: bool = True, port: int | None = None, **options: Any) -> Gateway:
         app = gateway_app.create_app(self.settings(name, **options))
-        port = free_port()
+        port = port or free_port()
         server = uvicorn.Server(gateway_app.server_config(app, "127.0.0.1", port, drain_s=2))
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()

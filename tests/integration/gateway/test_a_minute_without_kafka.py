@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
+from kit.batches import Batches, line
 from kit.examples import ALL
 from stream_clients import Callers
 from support import wait_until
 from system import Process, System
 from worker_requests import engine
 
-from ..batches.conftest import Batches, line
 from .test_webhooks import SECRET, Call, Receiver, listening
 
 AWAY_S = 60 if ALL else 15

@@ -1,4 +1,4 @@
-"""Pages of another origin in a real browser: the example of docs/how-to.md, and its function that follows a request."""
+"""Pages of another origin in a real browser: the how-to's example, and its function that follows a request."""
 
 from __future__ import annotations
 

@@ -32,6 +32,9 @@ ROUNDS = 6
 """The processor is stolen in waves: in one of so many rounds the flood must do no harm. A refusal never passes."""
 QUIET = bool(os.environ.get("PENSTOCK_TEST_QUIET"))
 """Nothing else runs on this machine: the median of all rounds decides."""
+LIMITS = {"PENSTOCK_GATEWAY__LIMITS__REQUESTS_PER_S": "25", "PENSTOCK_GATEWAY__LIMITS__CALLS_PER_S": "75"}
+"""A quarter of the defaults: what the flood may do is a tenth of what a slow machine does (250 chats a second). What is
+judged is the cost of all that it may not do."""
 TEXT = {**NOOP, "id": "text", "aliases": ["default"], "options": {"tokens": 1, "delay_ms": 200, "slots": 64}}
 
 
@@ -71,7 +74,7 @@ def test_a_tenant_that_floods_everything_hurts_no_other(kafka: Any, tmp_path: Pa
         auth={"keys_file": str(keys_file)},
     )
     with running(system):
-        worker, gateway = system.worker(), system.gateway()
+        worker, gateway = system.worker(), system.gateway(env=LIMITS)
         worker.wait_ready()
         gateway.wait_ready()
         asyncio.run(work(gateway, others, 2))

@@ -81,7 +81,7 @@ async def test_conversations_that_share_a_topic_are_those_whose_heads_stand(
         assert await asyncio.gather(*(known.conversations("acme") for _ in range(4))) == [{"b", "d"}] * 4
         assert await known.conversations("default") == {"a"}
         requests = Requests(
-            {}, known, Allowances(by_tenant={"acme": Limits(conversations=2)}), lambda store, prefix: None
+            {}, known, Allowances(by_tenant={"acme": Limits(conversations=2)}), lambda store, prefix: None, names
         )
         with pytest.raises(TenantLimit):
             await requests.accepted(turn("c"))

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,60 @@ def test_headers_of_request_queue_and_model_reach_a_remote_server_in_this_order(
         bodies = [body for body in server.asked if body["model"] == "far"]
         assert not any(name in body for body in bodies for name in (OBJECTIVE, FAIRNESS, *asked))
         assert sorted(body.get("note", "") for body in bodies) == ["", "", "q", "q"], "what is no header is a field"
+
+
+def test_limits_that_operators_order_hold_for_queues_at_once_and_after_a_restart(
+    merged: Merged, tmp_path: Path
+) -> None:
+    keys_file = tmp_path / "keys.json"
+    operator = {"authorization": f"Bearer {create_key(keys_file, tenant='ops', scopes=['admin'])}"}
+    gateway = merged.place.gateway("g1", auth={"keys_file": keys_file})
+    bridge = merged.bridge()
+
+    def order(**limits: Any) -> None:
+        answer = gateway.http.post("/v1/admin/limits/other", json=limits, headers=operator)
+        assert answer.status_code == 200, answer.text
+
+    def refused(request_id: str) -> bool:
+        """Whether a message that comes now is refused, with the reason in its outcome."""
+        merged.put("own", merged.own(request_id))
+        answer: dict[str, Any] = {}
+
+        def ended() -> bool:
+            found = [one for one in merged.answers("own") if one["request_id"] == request_id]
+            answer.update(found[0] if found else {})
+            return bool(found) or request_id in merged.sent()
+
+        wait_until(ended, DEADLINE_S, lambda: f"{merged.answers('own')}\n{bridge.tail()}")
+        if answer:
+            assert (answer["status"], answer["error"]["code"]) == ("failed", "forbidden")
+            assert "pri" in answer["error"]["message"], answer
+        return bool(answer)
+
+    assert not refused("before")
+    order(max_priority=LOW + 1)
+    numbers = count()
+    # The promise is a second; a busy machine has more.
+    wait_until(lambda: refused(f"ordered-{next(numbers)}"), 10, "the order holds", promised=True)
+    assert bridge.stop() == 0, bridge.tail()
+    bridge = merged.bridge("b2")
+    assert refused("restarted")
+    bridge.kill9()
+    bridge = merged.bridge("b3")
+    assert refused("killed")
+    order(outstanding=0)
+
+    def tried_again() -> float:
+        return bridge.metric("penstock_queue_messages_total", topic=merged.names["own"], outcome="tried_again")
+
+    def holds() -> bool:
+        merged.put("own", merged.own(f"early-{next(numbers)}"))
+        return tried_again() > 0
+
+    wait_until(holds, DEADLINE_S, bridge.tail, poll_s=0.2)
+    merged.put("own", merged.own("waits"))
+    before = tried_again()
+    wait_until(lambda: tried_again() > before, DEADLINE_S, bridge.tail)
+    assert "waits" not in merged.sent()
+    assert gateway.http.delete("/v1/admin/limits/other", headers=operator).status_code == 200
+    wait_until(lambda: "waits" in merged.sent(), DEADLINE_S, bridge.tail)

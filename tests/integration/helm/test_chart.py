@@ -25,6 +25,7 @@ from kit.helm_chart import (
     values_file,
 )
 from kit.kube_schemas import kube_schemas
+from kit.prometheus import RULES
 from penstock.gateway import app as gateway
 from penstock.gateway import side_process
 from penstock.processors import app as worker
@@ -37,6 +38,10 @@ STOP_S = {"gateway": gateway.STOP_S, "worker": worker.STOP_S} | dict.fromkeys(
     ("bridge", "webhooks", "summarizer"), side_process.STOP_S
 )
 """By command, how long a stop may take besides the drain."""
+BY_SERVICE = [
+    "--set=monitoring.podMonitor.enabled=false",
+    "--set=monitoring.serviceMonitor.enabled=true,monitoring.serviceMonitor.labels.release=prometheus",
+]
 
 
 @pytest.fixture(scope="module", params=VALUES_FILES)
@@ -74,10 +79,13 @@ def test_each_manifest_has_the_form_that_kubernetes_keda_and_prometheus_define(
         ("Deployment", "replicas", "many"),
         ("ScaledObject", "maxReplicas", 2),
         ("PodMonitor", "selectors", {}),
+        ("ServiceMonitor", "selectors", {}),
+        ("PrometheusRule", "groups", [{"rules": []}]),
     ],
 )
 def test_a_wrong_field_does_not_conform(kind: str, field: str, value: object, tmp_path: Path) -> None:
-    (changed, *_) = of_kind(rendered(values_file("values-gpu.yaml")), kind).values()
+    options = BY_SERVICE if kind == "ServiceMonitor" else []
+    (changed, *_) = of_kind(rendered(values_file("values-gpu.yaml"), *options), kind).values()
     changed["spec"][field] = value
     assert conforms([changed], tmp_path)["summary"]["invalid"] == 1
 
@@ -89,6 +97,11 @@ def test_a_wrong_field_does_not_conform(kind: str, field: str, value: object, tm
         ("gateway.replicas=three", "at '/gateway/replicas': got string, want integer"),
         ("pools.gpu.gpu=1", "at '/pools/gpu': additional properties 'gpu' not allowed"),
         ("poolDefaults.cache.accessMode=rwx", "at '/poolDefaults/cache/accessMode': value must be one of"),
+        (
+            "monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true",
+            "monitoring: podMonitor and serviceMonitor read the same pods: enable one",
+        ),
+        ("monitoring.alerts.enable=true", "at '/monitoring/alerts': additional properties 'enable' not allowed"),
         ("artifacts.location=/srv/artifacts", "at '/artifacts/location'"),
         ("kafka.bootstrapServers=", "kafka.bootstrapServers is required"),
         ("keys.existingSecret=", "keys.existingSecret is required"),
@@ -117,6 +130,12 @@ def test_a_value_of_a_pool_goes_before_that_of_all_pools_also_when_it_is_empty()
     (of_b,) = pods(found)["worker-b"]["containers"]
     assert of_b["resources"]["limits"]["nvidia.com/gpu"] == "2"
     assert environment(of_b)["PENSTOCK_WORKER__POOL"] == "b"
+
+
+def test_an_upgrade_may_keep_the_values_of_a_chart_without_a_service_monitor() -> None:
+    """`helm upgrade --reuse-values` does."""
+    found = rendered(values_file("values-gpu.yaml"), "--set=monitoring.serviceMonitor=null")
+    assert (len(of_kind(found, "PodMonitor")), of_kind(found, "ServiceMonitor")) == (1, {})
 
 
 def test_an_upgrade_can_begin_with_the_topics_and_the_workers() -> None:
@@ -177,14 +196,14 @@ def test_every_workload_has_its_account_budget_and_network_policy(manifests: lis
         assert all(one.items() <= labels.items() for one in selectors)
 
 
-def test_only_clients_prometheus_and_other_gateways_reach_a_gateway_whose_clients_are_named() -> None:
+def test_only_clients_and_prometheus_reach_a_gateway_whose_clients_are_named() -> None:
     clients = "networkPolicy.clients[0].podSelector.matchLabels.app=shop"
     policies = of_kind(rendered(values_file("values-small.yaml"), f"--set={clients}"), "NetworkPolicy")
     allowed = {name: policy["spec"]["ingress"][0]["from"] for name, policy in policies.items()}
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    gateways = {"podSelector": policies["gateway"]["spec"]["podSelector"]}
-    assert allowed.pop("gateway") == [{"podSelector": {"matchLabels": {"app": "shop"}}}, prometheus, gateways]
+    assert allowed.pop("gateway") == [{"podSelector": {"matchLabels": {"app": "shop"}}}, prometheus]
     assert all(peers == [prometheus] for peers in allowed.values())
+    assert not [rule for policy in policies.values() for rule in policy["spec"]["egress"] if "to" in rule]
 
 
 def test_every_claim_of_a_pod_is_made(manifests: list[Manifest]) -> None:
@@ -199,3 +218,43 @@ def test_an_update_leaves_a_new_gateway_the_time_to_read_the_snapshot(manifests:
     assert {*waits.values()} == {None}
     (gateway,) = containers(pods(manifests)["gateway"])
     assert environment(gateway)["PENSTOCK_GATEWAY__VIEW_SNAPSHOT_S"] == "300"
+
+
+def test_certificates_for_kafka_are_mounted_in_every_pod() -> None:
+    found = pods(rendered(values_file("values-gpu.yaml"), "--set=kafkaTls.existingSecret=kafka-user"))
+    for name, pod in found.items():
+        assert {"name": "kafka-tls", "secret": {"secretName": "kafka-user"}} in pod["volumes"], name
+        for container in containers(pod):
+            mount = {"name": "kafka-tls", "mountPath": "/kafka-tls", "readOnly": True}
+            assert mount in container["volumeMounts"], name
+
+
+def test_a_service_monitor_reads_the_pods_that_a_pod_monitor_reads(tmp_path: Path) -> None:
+    (by_pod,) = of_kind(rendered(values_file("values-gpu.yaml")), "PodMonitor").values()
+    found = rendered(values_file("values-gpu.yaml"), *BY_SERVICE)
+    assert conforms(found, tmp_path)["summary"]["valid"] == len(found)
+    assert not of_kind(found, "PodMonitor")
+    (monitor,) = of_kind(found, "ServiceMonitor").values()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["spec"]["jobLabel"] == by_pod["spec"]["jobLabel"]
+    assert monitor["spec"]["endpoints"] == by_pod["spec"]["podMetricsEndpoints"]
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
+    services = of_kind(found, "Service")
+    assert [name for name, one in services.items() if selected <= one["metadata"]["labels"].items()] == ["metrics"]
+    service = services["metrics"]["spec"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    assert service["selector"] == by_pod["spec"]["selector"]["matchLabels"]
+    assert [(one["name"], one["targetPort"]) for one in service["ports"]] == [("http", "http")]
+
+
+def test_alerts_and_dashboards_are_offered_and_lead_to_the_runbook() -> None:
+    assert not {"PrometheusRule", "ConfigMap"} & {
+        one["kind"] for one in rendered(values_file("values-small.yaml")) if "dashboards" in str(one)
+    }
+    found = rendered(values_file("values-gpu.yaml"), "--set=monitoring.alerts.runbookUrl=https://wiki.example/runbook")
+    (rules,) = of_kind(found, "PrometheusRule").values()
+    text = RULES.read_text().replace("docs/runbook.md", "https://wiki.example/runbook")
+    assert rules["spec"] == yaml.safe_load(text)
+    boards = of_kind(found, "ConfigMap")["dashboards"]
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert boards["data"] == {path.name: path.read_text() for path in (RULES.parents[1] / "grafana").glob("*.json")}

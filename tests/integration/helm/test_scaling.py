@@ -68,7 +68,7 @@ def test_the_queries_name_metrics_and_labels_that_a_gateway_exports(system: Syst
     families = list(text_string_to_metric_families(page))
     declared = {family.name for family in families}
     labels = {sample.name: set(sample.labels) for family in families for sample in family.samples}
-    labels["penstock_batch_size"] = {"model"}  # nothing runs
+    labels["penstock_batch_size"] = {"model", "pool"}  # nothing runs
     named = 0
     for scaled in of_kind(rendered(values_file("values-gpu.yaml")), "ScaledObject").values():
         for trigger in triggers(scaled):

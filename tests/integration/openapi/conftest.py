@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from kit.http_server import Answer, Call, serving_http
 from system import NOOP, System, running
@@ -69,7 +70,15 @@ def system(kafka: Any, remote: Remote, tmp_path_factory: pytest.TempPathFactory)
     folder: Path = tmp_path_factory.mktemp("openapi")
     far = {"id": "far", "source": remote.url, "engine": "remote", "tasks": ["text_generation", "embedding"]}
     prefix = f"o{uuid.uuid4().hex[:6]}-"
-    with running(System(kafka.bootstrap_servers, prefix, folder, models=(NOOP, far))) as made:
+    answers = f"{prefix}answers"
+    queues = [{"topic": f"{prefix}{form}", "format": form, "result_topic": answers} for form in ("llm-d", "penstock")]
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for created in admin.create_topics([NewTopic(answers), *(NewTopic(one["topic"]) for one in queues)]).values():
+        created.result(30)
+    options = {"secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
+    with running(
+        System(kafka.bootstrap_servers, prefix, folder, models=(NOOP, far), queues=queues, webhook_options=options)
+    ) as made:
         made.worker().wait_ready()
         yield made
 

@@ -107,6 +107,8 @@ def known(url: str) -> dict[str, Any]:
         "file_id": file_id,
         "batch_id": httpx.post(f"{url}/v1/batches", json=batch).json()["id"],
         "letter_id": "0/0",
+        "key_id": "0" * 12,
+        "tenant": "acme",
         "guid": "6f1c4c1e-6a52-4a8e-9d53-5b1a6f2d6a10",
         "request_id": request,
         "conversation_id": "c1",

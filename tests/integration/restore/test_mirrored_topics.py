@@ -13,8 +13,7 @@ import pytest
 from conversing import fork, items, turn
 from mirror_maker import copy_topics
 from penstock.cli.embedded_kafka import EmbeddedKafka
-from penstock.common import admin
-from restoring import penstock, reconcile, restore_findings, text_so_far
+from restoring import penstock, reconcile, restore_findings, shift_offsets, text_so_far
 from support import wait_until
 from system import NOOP, Process, System, eventually, running
 from worker_requests import send
@@ -41,6 +40,8 @@ class Copy:
     left: list[str]
     fork: str
     letter: dict[str, Any]
+    used: tuple[int, frozenset[str]]
+    """The total of usage, and the requests on the log that it counts."""
     new: System
     findings: list[str]
     """Of `penstock doctor`, before the topics were reconciled."""
@@ -49,19 +50,6 @@ class Copy:
     @property
     def gateway(self) -> Process:
         return self.new.process("g")
-
-
-def shift_offsets(system: System) -> None:
-    """Let the logs begin behind offset 0, as retention does: in a mirror they begin at 0 again."""
-    gateway = system.process("g")
-    topic = system.names.request("text_generation", 5)
-    for _ in range(200):
-        assert gateway.request(gateway.submit(model="noop"), wait=30)["status"] == "completed"
-        if all(system.ends([topic]).values()):  # each partition has a record
-            break
-    system.wait_drained()
-    ends = system.ends([*system.names.request_topics(), system.names.result, system.names.status])
-    admin.delete_records(system.kafka, {tp: end for tp, end in ends.items() if end})
 
 
 def use(old: System) -> dict[str, Any]:
@@ -86,9 +74,16 @@ def use(old: System) -> dict[str, Any]:
         told = text_so_far(gateway, stream)
         worker.kill9()
         left += [gateway.submit(model="noop"), turn(http, "c", "q4", "noop", wait=0)["request_id"]]
+        used = usage_of(gateway), frozenset(old.outcomes())
     assert gateway.stop() == 0
-    told = {"done": done, "keyed": keyed, "stream": stream, "stream_so_far": told, "left": left}
+    told = {"used": used, "done": done, "keyed": keyed, "stream": stream, "stream_so_far": told, "left": left}
     return {**told, "fork": forked, "letter": letters[0]}
+
+
+def usage_of(gateway: Process) -> int:
+    """Requests that ended, by the totals of usage."""
+    found = httpx.get(f"{gateway.url}/v1/usage", params={"group_by": ""}, timeout=30).json()["data"]
+    return sum(one["requests"] for one in found)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +144,15 @@ def test_an_idempotency_key_still_names_its_request(copy: Copy) -> None:
     assert (answer.json()["request_id"], answer.headers["idempotency-replayed"]) == (copy.keyed, "true")
 
 
+def test_usage_goes_on_from_the_totals_of_before(copy: Copy) -> None:
+    for request_id in copy.left:
+        copy.gateway.request(request_id, wait=60)
+    before, ended = copy.used
+    since = {event.request_id for event in copy.new.results() if event.is_terminal} - ended
+    assert since >= {*copy.left}
+    wait_until(lambda: usage_of(copy.gateway) == before + len(since), 30, lambda: f"{usage_of(copy.gateway)} {before}")
+
+
 def test_dead_letters_are_there_once(copy: Copy) -> None:
     letters = httpx.get(f"{copy.gateway.url}/v1/admin/dlq", timeout=30).json()["data"]
     assert [(one["request_id"], one["reason"]) for one in letters] == [("bad", copy.letter["reason"])]
@@ -159,7 +163,7 @@ def test_reconcile_says_what_it_does_and_does_it_once(copy: Copy) -> None:
     assert dry == {name: value for name, value in first.items() if name != "generation"}
     assert first["unfinished"] == len(copy.left)
     assert 2 <= first["appended_again"] <= len(copy.left)
-    assert first["conversation_facts"] == 1
+    assert (first["conversation_facts"], first["usage_totals"] > 0, again["usage_totals"]) == (1, True, 0)
     assert first["generation"] > first["highest_epoch"]
     assert (again["unfinished"], again["appended_again"], again["conversation_facts"]) == (len(copy.left), 0, 0)
 

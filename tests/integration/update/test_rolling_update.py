@@ -43,6 +43,7 @@ def alternating(names: tuple[str, ...], first: str, second: str) -> dict[str, st
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.alone
 def test_a_rolling_update_of_everything(make_system: Callable[..., System]) -> None:
     with ExitStack() as stack:

@@ -44,14 +44,7 @@ class Site:
         return lines if arguments[0] == "list" else lines[-1]
 
     def ask(self, *, wait: int = 20, **fields: Any) -> dict[str, Any]:
-        body = {"task": "text_generation", "payload": {"prompt": "a b"}, **fields}
-        answer = httpx.post(f"{self.gateway.url}/v1/requests", json=body)
-        assert answer.status_code == 202, answer.text
-        return self.wait_for(answer.json()["request_id"], wait)
-
-    def wait_for(self, request_id: str, wait: int) -> dict[str, Any]:
-        url = f"{self.gateway.url}/v1/requests/{request_id}"
-        return httpx.get(url, params={"wait": wait}, timeout=90).json()
+        return self.gateway.request(self.gateway.submit("a b", **fields), wait)
 
     def state(self, name: str) -> str | None:
         found = [one for one in self.models("list") if one["id"] == name]
@@ -156,4 +149,4 @@ def test_a_paused_class_waits_through_a_restart(site: Site) -> None:
     waiting = site.ask(priority=9, wait=1)
     assert waiting["status"] != "completed"
     site.models("resume", "--class", "low")
-    assert site.wait_for(waiting["request_id"], 30)["status"] == "completed"
+    assert site.gateway.request(waiting["request_id"], 30)["status"] == "completed"

@@ -38,7 +38,6 @@ def all_ended(system: System, ids: Iterable[str], worker: Process, deadline_s: f
 
 
 def lived_ms(event: ResultEvent) -> int:
-    assert event.origin is not None
     return event.created_at - event.origin.append_time_ms
 
 

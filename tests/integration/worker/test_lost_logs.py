@@ -73,21 +73,6 @@ def test_what_a_shorter_log_holds_runs_and_it_is_said_once(make_system: Make) ->
     assert second.stop() == 0
 
 
-@pytest.mark.thorough
-def test_by_setting_it_goes_on_at_the_end(make_system: Make) -> None:
-    system = make_system(worker_options={"on_lost_log": "end"})
-    old = send_some(system, "a")
-    ends = system.ends(system.names.request_topics())
-    commit_beyond_the_ends(system)
-    worker = system.worker().wait_ready()
-    eventually(lambda: system.committed() == ends, 60, worker.tail)
-    new = send_some(system, "b")
-    wait_completed(system, new)
-    assert not old & system.outcomes().keys()
-    assert len(lines(worker)) == sum(end > 0 for end in ends.values())
-    assert worker.stop() == 0
-
-
 @pytest.mark.slow
 def test_a_log_that_is_lost_under_a_running_worker(make_system: Make, kafka: Any) -> None:
     system = make_system()

@@ -116,7 +116,7 @@ class Engines:
             found = self.counted("penstock_engine_out_of_memory_total")
             return all(found[model] > before[model] for model in self.pids)
 
-        wait_until(ran_out, 30, lambda: f"the kernel refused nothing: the room is too large\n{self.worker.tail()}")
+        wait_until(ran_out, 240, lambda: f"the kernel refused nothing: the room is too large\n{self.worker.tail()}")
 
     def grow_back(self, small: Request) -> None:
         """Send pairs until batches of the model are what they were at first."""

@@ -127,3 +127,24 @@ def test_a_model_that_moves_to_another_pool_takes_its_requests_along(make_system
         event = outcome(system, request["request_id"], 60)
         assert (event.status, event.worker_id, event.model) == ("completed", "wq", "new")
     system.wait_drained(60)
+
+
+@pytest.mark.slow
+def test_a_pool_that_the_common_workers_file_lacks_gets_its_requests(make_system: Make) -> None:
+    """Those that waited for it, and those that come later. Turns keep their order."""
+    system = make_system(worker_options=SETTINGS)
+    create_topics(system.bootstrap, system.prefix, pool="q")
+    common = worker(system, "common", OLD)
+    early = [{"request_id": "t0", "model": "newer"}, *(turn(f"c{n}", "hi", "c", model="new") for n in range(3))]
+    send(system, *early)
+    for request in early:
+        eventually(lambda request=request: statuses(system, request["request_id"]), 60, common.tail)
+    worker(system, "wq", {**NEW, "pool": "q"}, pool="q")
+    late = [{"request_id": "t1", "model": "new"}, turn("c3", "hi", "c", model="new")]
+    send(system, *late)
+    for request in (*early, *late):
+        event = outcome(system, request["request_id"], 60)
+        assert (event.status, event.worker_id, event.model) == ("completed", "wq", "new"), common.tail()
+    keys = [(message.key() or b"").decode() for message in system.read(system.names.conversation("default", "c"))]
+    assert [key.partition("/out/")[0] for key in keys if "/out/" in key] == ["c0", "c1", "c2", "c3"]
+    system.wait_drained(60)

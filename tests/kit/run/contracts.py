@@ -21,6 +21,8 @@ MANIFEST = "tests/contracts.toml"
 LOCK = "tests/contracts.lock"
 IMPORT_ROOTS = ("schemas", "common", "producers", "processors", "gateway", "cli", "tests")
 DIGEST_LENGTH = 12
+CHECKERS = ("importlinter", "pyright", "ruff")
+"""Tables of pyproject.toml that `make check` reads, and no test."""
 HEADER = f"# The digest of each contract of {MANIFEST} at its last successful run; `make test-all` writes this file."
 
 
@@ -59,10 +61,37 @@ def load_contracts(root: Path) -> list[Contract]:
 def digests(root: Path) -> dict[str, str]:
     """One digest for each contract, of all files that it covers."""
     found: dict[str, str] = {}
+    of_file = cache(lambda file: _digest(_content(file)))
     for name, files in covered_files(root).items():
-        lines = [f"{file.relative_to(root)} {_digest(file.read_bytes())}\n" for file in sorted(files)]
+        lines = [f"{file.relative_to(root)} {of_file(file)}\n" for file in sorted(files)]
         found[name] = _digest("".join(lines).encode())
     return found
+
+
+def _content(file: Path) -> bytes:
+    """What can change a test's outcome: no lines of comments, no docstrings, no settings of checkers."""
+    content = file.read_bytes()
+    if file.suffix == ".py":
+        return "\n".join(_code(content.decode())).encode()
+    if file.name != "pyproject.toml":
+        return content
+    tables = tomllib.loads(content.decode())
+    tables["tool"] = {name: one for name, one in tables.get("tool", {}).items() if name not in CHECKERS}
+    return repr(tables).encode()
+
+
+def _code(source: str) -> Iterator[str]:
+    texts: set[int] = set()
+    strings: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            texts.update(range(node.lineno, (node.end_lineno or 0) + 1))
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno:
+            strings.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    for number, line in enumerate(source.splitlines(), 1):
+        code = line.strip()
+        if number not in texts and (number in strings or (code and not code.startswith("#"))):
+            yield line
 
 
 def _digest(content: bytes) -> str:

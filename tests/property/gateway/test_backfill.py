@@ -6,12 +6,14 @@ import math
 import random
 import sqlite3
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +25,8 @@ from kit.view_gateway import ViewGateway, flush
 from penstock.common.clock import now_ms
 from penstock.common.reader import RawMessage
 from penstock.gateway.limits.tenants import Tenants
-from penstock.gateway.view import view_file
+from penstock.gateway.view import change_over, view_file
+from penstock.gateway.view import view as view_module
 from penstock.gateway.view.backfill import Backfill
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.request_records import origin_of
@@ -161,14 +164,26 @@ class Readers:
         while view.offsets()[CONTROL] < ends[CONTROL]:  # commands come first
             self.follow(CONTROL)
 
-    def import_snapshot(self, file: Path) -> None:
-        """As `SnapshotImport` does it, with what another gateway has written."""
-        path = file.replace(imported_path(self.gateway.path))
+    def import_snapshot(self, file: Path, between: Callable[[], object] = lambda: None) -> None:
+        """As `SnapshotImport` does it, with what another gateway has written. `between` runs between two passes."""
+        path, store = file.replace(imported_path(self.gateway.path)), self.gateway.store
         imported = make_view(path, "cluster", {}, self.backfill)
         flush(self.view)
-        over = self.gateway.store.begin_change_over(imported)
-        assert over.copied.wait(10)
-        self.gateway.store.switch(imported)
+        passed, go_on, write_next = threading.Semaphore(0), threading.Semaphore(0), store._write_next
+
+        def paced(connection: sqlite3.Connection) -> Any:
+            passed.release()
+            assert go_on.acquire(timeout=10)
+            return write_next(connection)
+
+        with patch.object(store, "_write_next", paced), patch.object(change_over, "ROWS_AT_ONCE", 2):
+            over = store.begin_change_over(imported)
+            while not over.copied.wait(0.001):
+                if passed.acquire(blocking=False):
+                    between()
+                    go_on.release()
+        assert over.failure is None
+        store.switch(imported)
         self.view.change_over(over)
         over.decide(switched=True)
         self.backfill.begin_at(imported.offsets, imported.taken_ms)
@@ -194,6 +209,14 @@ class Readers:
         end = max(self.backfill.ends[tp], self.view.offsets()[tp])
         return self._read(tp, self.backfill.offsets(), self.view.apply_backfill, end)
 
+    def read_all_of_the_past(self) -> None:
+        while any(self.read_backfill(tp) for tp in TPS):
+            pass
+
+    def follow_to_the_end(self) -> None:
+        while self.follow():
+            pass
+
     def _read(self, tp: TP, offsets: dict[TP, int], fold: Any, end: int) -> bool:
         at = offsets[tp]
         if at >= end:
@@ -201,18 +224,21 @@ class Readers:
         fold([self.log.partitions[tp][at]])
         return True
 
-    def end_backfill(self, draw: random.Random) -> None:
-        while any(self.read_backfill(tp) for tp in TPS):
-            pass
+    def end_backfill(self, draw: random.Random | None = None) -> None:
+        draw = draw or random.Random(1)
+        self.read_all_of_the_past()
         self.backfill.keep_what_comes()
         for _ in range(draw.randrange(12)):
             self.follow()
         # The backfill reader may have come further by itself.
         for _ in range(draw.randrange(3)):
             self.read_backfill(draw.choice(TPS))
-        while kept := self.backfill.take_kept(2):
-            self.view.apply_backfill(kept)
-        self.view.end_backfill()
+        with patch.object(view_module, "COUNTED_AT_ONCE", 1):
+            for _ in self.view.end_backfill():
+                for _ in range(draw.randrange(3)):
+                    self.follow()
+                while kept := self.backfill.take_kept(2):
+                    self.view.apply_backfill(kept)
 
 
 def snapshot_of(log: Log, count: int, folder: Path) -> Path:
@@ -253,15 +279,23 @@ def test_both_readings_together_know_what_one_in_order_knows(
                     readers.follow()
                     if aside and draw.random() < 0.2:
                         young.evict_to_disk()
-                readers.import_snapshot(snapshot_of(log, int(taken * early), Path(folder)))
+
+                def follow_and_write() -> None:
+                    for _ in range(draw.randrange(4)):
+                        readers.follow()
+                    if draw.random() < 0.5:
+                        young.view.flush()
+                    if aside:
+                        young.view.evict_to_disk(1_000)
+
+                readers.import_snapshot(snapshot_of(log, int(taken * early), Path(folder)), follow_and_write)
             for _ in range(draw.randrange(4 * len(log.written))):
                 tp = draw.choice(TPS)
                 readers.read_backfill(tp) if draw.random() < past_share else readers.follow()
                 if aside and draw.random() < 0.2:
                     young.evict_to_disk()
             readers.end_backfill(draw)
-            while readers.follow():
-                pass
+            readers.follow_to_the_end()
             found = knows(young)
             if aside or taken is not None:
                 found["turns"] = expected["turns"]  # those aside are in the file
@@ -270,27 +304,36 @@ def test_both_readings_together_know_what_one_in_order_knows(
             assert found == expected
 
 
-def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> None:
+def past_of(*kinds: str) -> Log:
     log = Log()
-    for number, kind in enumerate(("waits", "ends", "runs", "waits")):
+    for number, kind in enumerate(kinds):
         for _ in life(log, number, kind):
             pass
-    cut = len(log.written) - 2
-    with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young, log, cut, cut)
-        while any(readers.read_backfill(tp) for tp in TPS):
-            pass
+    return log
+
+
+@contextmanager
+def started(folder: Path, log: Log, cut: int | None = None, **options: Any) -> Generator[tuple[ViewGateway, Readers]]:
+    """A gateway that is started when the log has so many records, by default all that it has now; and its readers."""
+    at = len(log.written) if cut is None else cut
+    with ViewGateway(folder / "young.sqlite", **options) as gateway:
+        yield gateway, Readers(gateway, log, at, at)
+
+
+def test_nothing_of_the_past_counts_until_all_of_it_is_read(tmp_path: Path) -> None:
+    log = past_of("waits", "ends", "runs", "waits")
+    with started(tmp_path, log, len(log.written) - 2) as (young, readers):
+        readers.read_all_of_the_past()
         view = young.view
         assert view.live_count == 2
         assert view.census.queue_depths(NOW_MS)[0] == {"high": 0, "medium": 0, "low": 0}
         waits, ended = young.entry(("default", "r0")), young.entry(("default", "r1"))
         assert (view.is_settled(waits), view.is_settled(ended)) == (False, True)
-        while readers.follow():
-            pass
+        readers.follow_to_the_end()
         new = young.entry(("default", "r3"))
         assert view.is_settled(new)
         assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 0, "low": 0}
-        readers.end_backfill(random.Random(1))
+        readers.end_backfill()
         assert view.is_settled(waits)
         assert view.census.queue_depths(NOW_MS)[0] == {"high": 1, "medium": 1, "low": 0}
         assert view.census.live("medium") == 2
@@ -329,7 +372,6 @@ def test_of_the_past_the_last_minute_alone_is_charged(tmp_path: Path) -> None:
     with days(tmp_path) as log:
         log.read("first", 172_000)
         bucket = log.view.tenants.tokens("default", log.start_ms / 1_000)
-        assert bucket is not None
         assert bucket.wait_s(log.start_ms / 1_000) == 0, "a call meanwhile"
         for number in range(40):
             log.read(f"r{number}", 170_000 - 4_000 * number)
@@ -352,9 +394,8 @@ def test_outcomes_of_copied_topics_are_of_the_past_though_they_name_other_places
     log.put(REQUESTS, request("r0"))
     elsewhere = Origin(topic=REQUESTS[0], partition=0, offset=1_000_000, append_time_ms=NOW_MS)
     log.put(RESULTS, outcome("r0", "ab", origin=elsewhere))
-    with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young, log, 2, 2)
-        readers.end_backfill(random.Random(1))
+    with started(tmp_path, log, 2) as (young, readers):
+        readers.end_backfill()
         assert young.entry(("default", "r0")).status_name == "completed"
 
 
@@ -362,13 +403,11 @@ def test_an_outcome_on_a_partition_that_was_added_since_is_known(tmp_path: Path)
     """Only the follower reads that partition."""
     log = Log()
     written = log.put(REQUESTS, request("r0"))
-    with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young, log, 1, 1)
+    with started(tmp_path, log, 1) as (young, readers):
         value = default_codec().encode(outcome("r0", "ab", origin=origin_of(written)))
-        while any(readers.read_backfill(tp) for tp in TPS):
-            pass
+        readers.read_all_of_the_past()
         young.view.apply([RawMessage(RESULTS[0], RESULTS[1] + 99, 0, NOW_MS + 1_000, None, value)])
-        readers.end_backfill(random.Random(1))
+        readers.end_backfill()
         assert young.entry(("default", "r0")).status_name == "completed"
 
 
@@ -377,16 +416,13 @@ def test_who_follows_a_conversation_hears_of_its_turns_of_the_past_that_run_once
     for number, kind in ((0, "waits"), (3, "ends"), (6, "runs")):
         for _ in life(log, number, kind):
             pass
-    count = len(log.written)
-    with ViewGateway(tmp_path / "view.sqlite", held_live=0) as young:
-        readers = Readers(young, log, count, count)
+    with started(tmp_path, log, held_live=0) as (young, readers):
         client = young.hub.connect(lambda: None)
         young.hub.subscribe(client, ("conversation", "default", "c0"))
-        while any(readers.read_backfill(tp) for tp in TPS):
-            pass
+        readers.read_all_of_the_past()
         assert not client.frames
         young.evict_to_disk()
-        readers.end_backfill(random.Random(1))
+        readers.end_backfill()
         assert sorted(frame.request_id for frame in client.frames) == ["r0", "r6"]
 
 
@@ -395,23 +431,14 @@ def test_who_follows_a_repeat_is_told_the_outcome_of_the_request_of_the_past(tmp
     first = log.put(REQUESTS, request("r0"))
     log.put(RESULTS, outcome("r0", "ab", origin=origin_of(first)))
     log.put(REQUESTS, request("r0"))
-    with ViewGateway(tmp_path / "view.sqlite") as young:
-        readers = Readers(young, log, 2, 2)
+    with started(tmp_path, log, 2) as (young, readers):
         readers.follow()
         client = young.hub.connect(lambda: None)
         young.hub.subscribe(client, ("request", "default", "r0"))
-        readers.end_backfill(random.Random(1))
+        readers.end_backfill()
         assert [frame.type for frame in client.frames] == ["result"]
         work = young.view.tenants.known()["default"]
         assert (work.outstanding, young.view.live_count) == (0, 0)
-
-
-def past_of(*kinds: str) -> Log:
-    log = Log()
-    for number, kind in enumerate(kinds):
-        for _ in life(log, number, kind):
-            pass
-    return log
 
 
 def test_what_another_gateway_accepted_and_has_not_read_is_read_from_the_log(tmp_path: Path) -> None:
@@ -424,12 +451,10 @@ def test_what_another_gateway_accepted_and_has_not_read_is_read_from_the_log(tmp
         whole.view.accepted(request("unsent", created_at=NOW_MS))
         whole.flush()
         take(whole.path, tmp_path / "snapshot", "cluster")
-    with ViewGateway(tmp_path / "young.sqlite") as young:
-        readers = Readers(young, log, count, count)
+    with started(tmp_path, log, count) as (young, readers):
         readers.import_snapshot(tmp_path / "snapshot")
-        while readers.follow():
-            pass
-        readers.end_backfill(random.Random(1))
+        readers.follow_to_the_end()
+        readers.end_backfill()
         assert [young.view.find(("default", name)) is not None for name in ("r0", "r1", "unsent")] == [
             True,
             True,
@@ -445,12 +470,10 @@ def test_of_two_records_with_one_id_the_one_with_results_counts(tmp_path: Path) 
     count = len(log.written)
     origin = origin_of(log.put(HIGH, request("r0", priority=1)))
     log.put(RESULTS, outcome("r0", "ab", origin=origin))
-    with ViewGateway(tmp_path / "young.sqlite") as young:
-        readers = Readers(young, log, count, count)
-        while readers.follow():
-            pass
+    with started(tmp_path, log, count) as (young, readers):
+        readers.follow_to_the_end()
         readers.import_snapshot(snapshot_of(log, count, tmp_path))
-        readers.end_backfill(random.Random(1))
+        readers.end_backfill()
         assert young.entry(("default", "r0")).status_name == "completed"
         assert young.view.live_count == 0
         assert young.view.tenants.known()["default"].outstanding == 0
@@ -461,8 +484,7 @@ def test_who_follows_a_repeat_is_told_the_outcome_of_the_snapshot(tmp_path: Path
     log = past_of("ends")
     count = len(log.written)
     log.put(REQUESTS, request("r0"))
-    with ViewGateway(tmp_path / "young.sqlite") as young:
-        readers = Readers(young, log, count, count)
+    with started(tmp_path, log, count) as (young, readers):
         readers.follow()
         streams, loaded = young.view.streams, []
         streams.load = loaded.append
@@ -509,7 +531,7 @@ def test_a_whole_view_that_was_made_from_a_snapshot_is_found_by_the_next_process
             young.store.is_whole(False)
             readers = Readers(young, log, count, count)
             readers.import_snapshot(snapshot_of(log, count, tmp_path))
-            readers.end_backfill(random.Random(1))
+            readers.end_backfill()
             young.flush()
             young.store.is_whole(whole)
             young.restart()
@@ -522,18 +544,15 @@ def test_a_view_goes_on_with_a_snapshot_when_its_old_file_cannot_be_emptied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = past_of("ends")
-    count = len(log.written)
-    with ViewGateway(tmp_path / "young.sqlite") as young:
-        readers = Readers(young, log, count, count)
+    with started(tmp_path, log) as (young, readers):
 
         def full(_: object) -> None:
             raise sqlite3.OperationalError("database or disk is full")
 
         monkeypatch.setattr(view_file, "empty", full)
-        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        readers.import_snapshot(snapshot_of(log, len(log.written), tmp_path))
         log.put(REQUESTS, request("r1"))
-        while readers.follow():
-            pass
+        readers.follow_to_the_end()
         young.flush()
         assert young.store.get(("default", "r1")) is not None
 
@@ -541,9 +560,7 @@ def test_a_view_goes_on_with_a_snapshot_when_its_old_file_cannot_be_emptied(
 def test_what_is_erased_in_both_is_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is done while nothing else has its turn on the loop, and all erasures of two days are known."""
     log = past_of("is erased", "is erased")
-    count = len(log.written)
-    with ViewGateway(tmp_path / "young.sqlite") as young:
-        readers = Readers(young, log, count, count)
+    with started(tmp_path, log) as (young, readers):
         looked, look = list[Key](), young.store.of_snapshot
 
         def counted(key: Key) -> Entry | None:
@@ -551,7 +568,27 @@ def test_what_is_erased_in_both_is_not_looked_up(tmp_path: Path, monkeypatch: py
             return look(key)
 
         monkeypatch.setattr(young.store, "of_snapshot", counted)
-        readers.import_snapshot(snapshot_of(log, count, tmp_path))
+        readers.import_snapshot(snapshot_of(log, len(log.written), tmp_path))
         assert not looked
         erased = young.entry(("default", "r0"))
         assert (erased.erased, erased.erased_unread) == (True, False), "the request of the snapshot"
+
+
+def test_facts_that_change_while_rows_are_copied_are_copied_as_they_are(tmp_path: Path) -> None:
+    log = past_of("ends")
+    with started(tmp_path, log) as (young, readers):
+        facts = young.view.known.unwritten
+        for name in "abcdefgh":
+            facts.add_facts(name, b"old")
+        changes = iter([("b", None), ("g", None), ("h", b"new"), ("a", b"new")])
+
+        def change() -> None:
+            if (one := next(changes, None)) is not None:
+                facts.add_facts(*one)
+                young.view.flush()
+
+        readers.import_snapshot(snapshot_of(log, len(log.written), tmp_path), change)
+        young.flush()
+        assert next(changes, None) is None
+        kept = young.store.facts_of([*"abcdefgh"])
+        assert kept == {"a": b"new", **dict.fromkeys("cdef", b"old"), "h": b"new"}

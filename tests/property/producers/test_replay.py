@@ -278,7 +278,6 @@ class Replays(RuleBasedStateMachine):
     @precondition(lambda self: self.handed)
     @rule()
     def taken(self) -> None:
-        assert self.replay is not None
         self.replay.taken()
         self.seen |= {(record.conversation_id, record.offset) for record in self.handed}
         self.handed = []

@@ -71,7 +71,6 @@ class Release(NamedTuple):
 @cache  # to make the strategy and both decoders anew takes longer than an example
 def released(kind: type[Record], schema_id: int) -> Release:
     release = released_schema(schema_id)
-    assert release is not None
     text = release[2]
     decoder = compile_decoder(schema_tree(text), schema_tree(current(kind)), kind)
     return Release(text, values_of(json.loads(text), {}), decoder, fallback.make_decoder(text, current(kind), kind))

@@ -295,7 +295,6 @@ def test_log_probabilities_come_once_each_and_behind_no_gap(fold: ResultFold) ->
         return "".join(one["token"] for one in step.logprobs), step.logprobs_offset
 
     def known() -> list[int]:
-        assert fold.logprobs is not None
         return [fold.logprobs.count_at(length) for length in range(fold.text_length + 1)]
 
     assert told("ab", 0, "ab", 0) == ("ab", 0)
@@ -312,7 +311,6 @@ def test_log_probabilities_come_once_each_and_behind_no_gap(fold: ResultFold) ->
     assert known() == [0, 0, 2]
     assert told("z", 2, "z", 9, 3) == ("", 2)
     assert fold.gap
-    assert other.logprobs is not None
     assert [one["token"] for one in other.logprobs.tokens()] == [*"abcde"]
 
 

@@ -22,6 +22,7 @@ from penstock.gateway.service.redriving import Redriving
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import BrokerUnavailable
 from penstock.schemas.records import DeadLetter, DeadLetterAction, InferenceRequest, Origin
+from penstock.schemas.topics import HEADER_KEY_ID
 from simulation.truth import Violation
 
 CODEC, KAFKA = default_codec(), KafkaSettings()
@@ -58,6 +59,7 @@ class Topics:
             reason_code="engine_failed",
             reason="x",
             original=CODEC.encode(request) if readable else b"?",
+            original_headers={HEADER_KEY_ID: b"first"},
             origin=Origin(topic="inference.request.medium", partition=0, offset=number, append_time_ms=1),
             worker_id="w",
             created_at=number,
@@ -102,6 +104,8 @@ class Topics:
             return
         request = CODEC.decode(value, InferenceRequest)
         key = (request.tenant, request.redriven_from or "")
+        if dict(headers).get(HEADER_KEY_ID) != b"first":
+            self._broken(f"key: {key} is run again for another key than it came with")
         repeated = any(one.request_id == request.request_id for one in self.requests)
         if self._strict and repeated:
             self._broken(f"twice: {key} stands on its topic twice")

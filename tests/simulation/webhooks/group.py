@@ -46,6 +46,7 @@ class Process:
         self.heard_erased: set[Key] = set()
         self._due: dict[TP, int] = {}
         self._held = self._stopping = False
+        self.waits_for = None
         section = WebhooksSection.model_validate(
             {"secret": SECRET, "max_in_flight": plan.in_flight, "give_up_s": plan.give_up_s}
         )
@@ -67,7 +68,7 @@ class Process:
         self.dispatcher = Dispatcher(tools, section, Room(in_flight=plan.in_flight, held_per_group=plan.held_per_group))
         for key, at_ms in topics.erased:
             self.erased(key, at_ms)
-        self.dispatcher.start()
+        self.dispatcher.work.start()
 
     def erased(self, key: Key, at_ms: int) -> None:
         if not self.gone:
@@ -85,20 +86,14 @@ class Process:
     async def kill(self) -> None:
         """Nothing of it runs any more."""
         self.gone = True
-        for task in [*self.dispatcher._background._tasks, *self.dispatcher._calls]:
+        for task in [*self.dispatcher.work._background._tasks, *self.dispatcher._calls]:
             task.cancel()
         await asyncio.sleep(0)
-        self.forget()
-
-    def forget(self) -> None:
-        """What it has heard and not begun with."""
-        while not self.dispatcher._arriving.empty():
-            self.dispatcher._arriving.get_nowait().close()
 
     async def end(self) -> None:
         """As the process does on SIGTERM."""
         await self.dispatcher.cancel()
-        await self.dispatcher.leave()
+        await self.dispatcher.work.leave()
         self.gone = True
 
     # -- the consumer

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from penstock.gateway.held_offsets import HeldOffsets
 from penstock.gateway.webhooks import dispatcher
 from penstock.gateway.webhooks.deliveries import Deliveries, Room, partition_of
 from penstock.gateway.webhooks.dispatcher import Dispatcher
@@ -18,7 +19,7 @@ from penstock.gateway.webhooks.results import ResultLog
 Patch = tuple[Any, str, Any]
 
 
-def commits_what_was_read(self: ResultLog) -> dict[Any, int]:
+def commits_what_was_read(self: HeldOffsets[Any]) -> dict[Any, int]:
     """The offset passes over requests that have not ended."""
     due = {tp: one.position for tp, one in self._partitions.items() if one.position > one.committed}
     for tp, position in due.items():
@@ -43,7 +44,7 @@ def loads_nothing(self: Deliveries, delivery: Any) -> bool:
 async def gives_away_at_once(self: Dispatcher, partitions: list[Any]) -> None:
     """Another gets the partitions while calls are under way."""
     self._owned.difference_update(partitions)
-    self._consumer.commit(self._log.commits())
+    self.work.commit()
     for tp in partitions:
         self._log.revoke(tp)
     self._deliveries.revoke(partitions)
@@ -78,11 +79,11 @@ def gives_up_early(answer: Any, attempts: int, now_ms: int, created_ms: int, rul
 _PARK, _ON_EVENT, _ADD, _DECIDE = Dispatcher._park, ResultLog.on_event, Deliveries.add, dispatcher.decide
 
 PLANTS: dict[str, tuple[list[Patch], str, int]] = {
-    "commits_what_was_read": ([(ResultLog, "commits", commits_what_was_read)], "committed_past", 0),
+    "commits_what_was_read": ([(HeldOffsets, "commits", commits_what_was_read)], "committed_past", 0),
     "settles_before_it_is_kept": ([(Dispatcher, "_park", settles_before_it_is_kept)], "committed_past", 4),
     "any_terminal_event_counts": ([(ResultLog, "on_event", any_terminal_event_counts)], "early", 0),
     "loads_nothing": ([(Deliveries, "add", loads_nothing)], "lost", 1),
-    "gives_away_at_once": ([(Dispatcher, "_revoked", gives_away_at_once)], "repeated", 42),
+    "gives_away_at_once": ([(Dispatcher, "revoked", gives_away_at_once)], "repeated", 42),
     "fails_without_letter": ([(Dispatcher, "_fail_it", fails_without_letter)], "letter", 0),
     "erasures_are_not_heard": ([(Dispatcher, "erased", erasures_are_not_heard)], "erased", 30),
     "gone_is_tried_again": ([(dispatcher, "decide", gone_is_tried_again)], "repeated", 0),

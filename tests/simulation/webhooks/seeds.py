@@ -73,8 +73,8 @@ class Cluster:
             if self.checks.violation is not None:
                 raise Violation(self.checks.violation)
             for process in self.processes:
-                if process.dispatcher.over.done() and not process.gone:
-                    raise Violation(f"over: {process.name}: {process.dispatcher.over.result()}")
+                if process.dispatcher.work.over.done() and not process.gone:
+                    raise Violation(f"over: {process.name}: {process.dispatcher.work.over.result()}")
             for task in self._tasks:
                 if task.done():
                     task.result()
@@ -196,8 +196,6 @@ def run(seed: int) -> Outcome:
         where = traceback.extract_tb(error.__traceback__)[-1]
         violation = f"{type(error).__name__}: {error} ({where.name} in {where.filename.rsplit('/', 1)[-1]})"
     cluster = made[0]
-    for process in cluster.processes:
-        process.forget()
     violation = cluster.checks.violation or violation
     digest = hashlib.blake2b(repr([*cluster.topics.deliveries.items()]).encode(), digest_size=12).hexdigest()
     return Outcome(plan, violation, digest, sum(cluster.checks.calls.values()), cluster.faults)

@@ -52,6 +52,12 @@ HIGH: Json = {"priority": "high"}
             "cancel r1 r2 --tenant shop --dry-run", {CANCEL: MATCH}, "12000 requests match; nothing was done\n", "",
             [{"ids": ["r1", "r2"], "tenant": "shop", **DRY}],
         ),
+        # Others match meanwhile.
+        (
+            "cancel --model m", {CANCEL: [MATCH, PARTS[0]]},
+            "15000 requests: cancel requested\n", "5000 of 12000\n10000 of 12000\n15000 of 12000\n",
+            [{"model": "m", **DRY}, *[{"model": "m", "limit": bulk_requests.AT_ONCE, "accepted_before": BEFORE}] * 3],
+        ),
         ("reprioritize r1 --to high", {ONE: HIGH}, "r1 has priority high\n", "", [HIGH]),
         ("reprioritize r1 --to 3", {ONE: {"priority": 3}}, "r1 has priority 3\n", "", [{"priority": 3}]),
     ],
@@ -63,12 +69,6 @@ def test_calls_and_output(
     done = gateway.run("requests", *arguments.split())
     assert (done.exit_code, done.stdout, done.stderr) == (0, stdout, stderr)
     assert gateway.bodies == bodies
-
-
-def test_calls_end_although_others_match_meanwhile(gateway: ScriptedGateway) -> None:
-    gateway.play({CANCEL: [MATCH, PARTS[0]]})
-    done = gateway.run("requests", "cancel", "--model", "m")
-    assert (done.exit_code, done.stdout) == (0, "15000 requests: cancel requested\n")
 
 
 def test_a_redrive_ends_when_the_gateway_makes_no_progress(gateway: ScriptedGateway) -> None:

@@ -76,12 +76,17 @@ def compose() -> dict[str, Any]:
     return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
+@pytest.fixture(scope="module")
+def settings() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "deploy/penstock.toml").read_text())
+
+
 def test_its_form_and_its_references(compose: dict[str, Any]) -> None:
     jsonschema.validate(compose, COMPOSE)
     for name, service in compose["services"].items():
         assert set(service.get("depends_on", {})) <= set(compose["services"])
         for source in (volume.split(":")[0] for volume in service.get("volumes", [])):
-            assert source in compose["volumes"] or (source.startswith("./") and (ROOT / source).is_file())
+            assert source in compose["volumes"] or (source.startswith("./") and (ROOT / source).exists())
         if build := service.get("build"):
             targets = re.findall(r"^FROM .* AS (\S+)$", (ROOT / build["dockerfile"]).read_text(), re.M)
             assert build["target"] in targets
@@ -91,8 +96,26 @@ def test_its_form_and_its_references(compose: dict[str, Any]) -> None:
                 assert "healthcheck" in compose["services"][other], f"{name} waits for the health of {other}"
 
 
-def test_the_proxy_alone_has_a_port_of_the_host(compose: dict[str, Any]) -> None:
-    assert [name for name, service in compose["services"].items() if "ports" in service] == ["proxy"]
+def test_proxy_and_grafana_alone_have_a_port_of_the_host(compose: dict[str, Any]) -> None:
+    assert [name for name, service in compose["services"].items() if "ports" in service] == ["proxy", "grafana"]
+    settings = compose["services"]["grafana"]["environment"]
+    assert settings == {
+        "GF_AUTH_ANONYMOUS_ENABLED": "true",
+        "GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION": "true",
+        "GF_AUTH_DISABLE_LOGIN_FORM": "true",
+        "GF_AUTH_BASIC_ENABLED": "false",
+    }, "everybody may look, nobody may change"
+
+
+def test_prometheus_finds_each_service_at_the_port_of_its_settings(
+    compose: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    ports = {name: one.get("health_port", one.get("port")) for name, one in settings.items() if isinstance(one, dict)}
+    (job,) = yaml.safe_load((ROOT / "deploy/prometheus/compose.yml").read_text())["scrape_configs"]
+    found = {name: one["port"] for one in job["dns_sd_configs"] for name in one["names"]}
+    assert found.keys() <= compose["services"].keys()
+    assert found == {name: ports[name.removesuffix("-gpu")] for name in found}
+    assert {name for name, port in ports.items() if port is not None} <= found.keys()
 
 
 def test_services_of_the_images_write_to_their_volume_alone(compose: dict[str, Any]) -> None:
@@ -103,8 +126,7 @@ def test_services_of_the_images_write_to_their_volume_alone(compose: dict[str, A
             assert (service["volumes"], service["tmpfs"]) == (["data:/data"], ["/tmp"])
 
 
-def test_the_health_check_asks_the_ports_of_the_settings() -> None:
-    settings = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())
+def test_the_health_check_asks_the_ports_of_the_settings(settings: dict[str, Any]) -> None:
     health = {
         f"{name.upper()}__HEALTH_PORT": one["health_port"] for name, one in settings.items() if "health_port" in one
     }
@@ -121,13 +143,12 @@ def test_a_worker_with_cards_differs_from_others_only_in_those(compose: dict[str
     assert int(with_cards["stop_grace_period"].removesuffix("s")) >= 40, "it has time to drain"
 
 
-def test_the_models_are_those_of_penstock_up(compose: dict[str, Any]) -> None:
-    tables = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())["models"]
+def test_the_models_are_those_of_penstock_up(compose: dict[str, Any], settings: dict[str, Any]) -> None:
     defaults = (DEFAULT_CHAT, DEFAULT_EMBEDDING, DEFAULT_UPSCALER)
     chat, embedding, upscaler = (ASSETS[name].model_table(Path("/data/cache/models") / name) for name in defaults)
     of_up = [chat, embedding, dict(IMAGING), {**upscaler, "preload": False}]
     fields = ("id", "source", "engine", "tasks", "preload")
-    found, expected = ([[one.get(name) for name in fields] for one in models] for models in (tables, of_up))
+    found, expected = ([[one.get(name) for name in fields] for one in models] for models in (settings["models"], of_up))
     assert found == expected
     assert {*defaults} <= set(compose["services"]["init"]["command"][0].split())
 
@@ -139,8 +160,7 @@ def test_the_broker_is_configured_as_the_embedded_one(compose: dict[str, Any]) -
     assert int(kafka["environment"]["KAFKA_OFFSETS_RETENTION_MINUTES"]) >= 30 * 24 * 60
 
 
-def test_the_gateway_is_open_to_other_containers_only_with_keys() -> None:
-    settings = tomllib.loads((ROOT / "deploy/penstock.toml").read_text())
+def test_the_gateway_is_open_to_other_containers_only_with_keys(settings: dict[str, Any]) -> None:
     assert settings["gateway"]["host"] == "0.0.0.0"
     assert settings["auth"]["keys_file"]
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings
 
-from penstock.cli.config import ClusterSettings, find_config, load, masked, to_toml
-from penstock.cli.config_commands import checked, import_models
+from penstock.cli.config import SECTIONS, ClusterSettings, find_config, load, masked, to_toml
+from penstock.cli.config_commands import checked, import_models, settings_types
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.imported_models import imported
 from penstock.common.model_entry import ModelEntry
+from penstock.gateway.settings import GatewaySettings
 from penstock.processors.settings import WorkerSettings
 
 Write = Callable[[str], Path]
@@ -37,18 +42,11 @@ def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Write:
     return write
 
 
-def test_the_environment_goes_before_the_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    write('[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "x-"\n')
-    monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "b:2")
-    settings = load(ClusterSettings)
-    assert (settings.kafka.bootstrap_servers, settings.kafka.topic_prefix) == ("b:2", "x-")
-
-
 def test_a_folder_of_secrets_goes_before_the_file_and_behind_the_environment(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Kubernetes mounts a Secret: links to files in a hidden folder, which is replaced as a whole."""
-    write('[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "x-"\n')
+    write('[kafka]\nbootstrap_servers = "a:1"\ntopic_prefix = "x-"\n[topics]\npartitions = 7\n')
     folder = tmp_path / "secrets"
     mounted = folder / "..2026_11_30"
     mounted.mkdir(parents=True)
@@ -59,8 +57,10 @@ def test_a_folder_of_secrets_goes_before_the_file_and_behind_the_environment(
         (folder / name).symlink_to(f"..data/{name}")
     monkeypatch.setenv("PENSTOCK_SECRETS", str(folder))
     monkeypatch.setenv("PENSTOCK_KAFKA__BOOTSTRAP_SERVERS", "b:2")
-    kafka = load(ClusterSettings).kafka
+    settings = load(ClusterSettings)
+    kafka = settings.kafka
     assert (kafka.bootstrap_servers, kafka.topic_prefix, kafka.security) == ("b:2", "y-", {"sasl.password": "p"})
+    assert settings.topics.partitions == 7, "the file has the rest"
 
     (mounted / "PENSTOCK_TOPICS__PARTITIONS").write_text("many")
     (folder / "PENSTOCK_TOPICS__PARTITIONS").symlink_to("..data/PENSTOCK_TOPICS__PARTITIONS")
@@ -71,20 +71,83 @@ def test_a_folder_of_secrets_goes_before_the_file_and_behind_the_environment(
         load(ClusterSettings)
 
 
+def test_a_variable_names_the_file_of_a_secret(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any setting, in tables too; a number stays the text that it is, and a setting that is a file's name stays one."""
+    write('[kafka.security]\n"sasl.password" = "old"\n"sasl.username" = "u"\n')
+    secret, keys = tmp_path / "secret", tmp_path / "keys.json"
+    secret.write_text("0123\n")
+    keys.write_text('{"keys": []}')
+    for name in ("KAFKA__SECURITY__SASL_PASSWORD", "AUTH__TICKET_KEY", "SCHEMA_REGISTRY__TOKEN"):
+        monkeypatch.setenv(f"PENSTOCK_{name}_FILE", str(secret))
+    monkeypatch.setenv("PENSTOCK_AUTH__KEYS_FILE", str(keys))
+    monkeypatch.setenv("PENSTOCK_ARTIFACTS__OPTIONS__AZURE_FEDERATED_TOKEN_FILE", "/token")
+    settings = load(GatewaySettings)
+    assert settings.kafka.security == {"sasl.username": "u", "sasl.password": "0123"}
+    assert (settings.auth.ticket_key, settings.auth.keys_file) == ("0123", keys)
+    assert list(settings.artifacts.options) == ["azure_federated_token_file"]
+    registry = load(ClusterSettings).schema_registry
+    assert registry.token is not None
+    assert registry.token.get_secret_value() == "0123"
+    assert "0123" not in str(settings) + str(registry) + json.dumps(masked(checked()))
+
+    monkeypatch.setenv("PENSTOCK_AUTH__TICKET_KEY", "another")
+    with pytest.raises(CliFailure, match="PENSTOCK_AUTH__TICKET_KEY and PENSTOCK_AUTH__TICKET_KEY_FILE are both set"):
+        checked()
+    monkeypatch.delenv("PENSTOCK_AUTH__TICKET_KEY")
+    monkeypatch.setenv("PENSTOCK_AUTH__TICKET_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(CliFailure, match=r"PENSTOCK_AUTH__TICKET_KEY_FILE names .*none, which cannot be read: No such"):
+        checked()
+
+
+def test_no_secret_of_any_setting_is_shown() -> None:
+    """All fields of all settings hold a marker. A new one with such a name is starred, or listed here as none."""
+    shown: set[str] = set()
+    hidden: set[str] = set()
+    for settings_type in settings_types():
+        for path in _texts(settings_type):
+            value = masked(_nested(path, "marker"))
+            (shown if "marker" in json.dumps(value) else hidden).add(".".join(path))
+    assert hidden == {
+        "auth.ticket_key",
+        "schema_registry.key_password",
+        "schema_registry.password",
+        "schema_registry.token",
+        "webhooks.secret",
+        "webhooks.secrets",
+    }
+    suspicious = {path for path in shown if re.search("pass|secret|token|key|credential", path)}
+    assert suspicious == {"auth.keys_file", "schema_registry.key_location"}
+
+
+def _texts(model: type[BaseModel], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of fields that may hold text."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _texts(field.annotation, (*path, name))
+        elif re.search("str|Path|Secret", str(field.annotation)):
+            yield (*path, name)
+
+
+def _nested(path: tuple[str, ...], value: str) -> dict[str, Any]:
+    first, *rest = path
+    return {first: _nested(tuple(rest), value) if rest else value}
+
+
 @pytest.mark.parametrize(
-    ("variable", "value", "field"),
+    ("variable", "value", "said"),
     [
-        ("PENSTOCK_TOPICS__PARTITIONS", "many", "topics.partitions"),
-        ("penstock_gateway__port", "many", "gateway.port"),
-        ("PENSTOCK_GATEWAY", '{"port": "many"}', "gateway.port"),
+        ("PENSTOCK_TOPICS__PARTITIONS", "many", "topics.partitions.*the variable PENSTOCK_TOPICS__PARTITIONS"),
+        ("penstock_gateway__port", "many", "gateway.port.*the variable penstock_gateway__port"),
+        ("PENSTOCK_GATEWAY", '{"port": "many"}', "gateway.port.*the variable PENSTOCK_GATEWAY"),
+        ("PENSTOCK_LOG_LEVEL", "debug", "set PENSTOCK_LOG__LEVEL"),
     ],
 )
 def test_a_wrong_variable_is_named_and_not_the_file(
-    write: Write, variable: str, value: str, field: str, monkeypatch: pytest.MonkeyPatch
+    write: Write, variable: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write("[gateway]\nport = 9000\n")
     monkeypatch.setenv(variable, value)
-    with pytest.raises(CliFailure, match=f"{field}.*the variable {variable}"):
+    with pytest.raises(CliFailure, match=said):
         checked()
 
 
@@ -103,7 +166,7 @@ def test_the_file_is_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_secrets_are_starred() -> None:
     def tree(password: str, key: str) -> dict[str, Any]:
-        security = {"sasl.password": password, "sasl.username": "u"}
+        security = {"sasl.password": password, "ssl.key.pem": password, "sasl.username": "u"}
         return {"kafka": {"security": security}, "auth": {"ticket_key": key}}
 
     assert masked(tree("hush", "k")) == tree("***", "***")
@@ -150,6 +213,18 @@ def test_toml_reads_back_as_written(tables: dict[str, Any]) -> None:
         ('[[models]]\nid = "m"\nsource = "o/m"\nengine = "text"\noptions = {slotz = 3}', "options.slotz: there is no"),
         ("[gatway]\nport = 1", r"\[gatway\] is no section"),
         ("[gateway]\ntrusted_proxies = ['proxy.local']", "'proxy.local' is no address"),
+        ("[gateway]\nuser_header = 'X-User'", "user_header needs user_proxies"),
+        ("[gateway]\naccess_log = true", "penstock.gateway.edge.http_log=warning"),
+        ("[log]\nlevel = 'loud'", "'loud' is no level"),
+        (
+            '[kafka.security]\n"sasl.mechanim" = "PLAIN"\n"acks" = "1"',
+            "kafka.security: acks cannot be set here.*the nearest is sasl.mechanism; mend it in {path}",
+        ),
+        ('[schema_registry]\ntoken = "hush"\nusername = "u"', "are two ways: set one"),
+        ('[schema_registry]\npassword = "hush"', "schema_registry.password needs schema_registry.username"),
+        ('[schema_registry]\nca_location = "/none"', "schema_registry.ca_location names /none, which is not a file"),
+        ('[topics.config."inference.dlq"]\n"cleanup.policy" = "delete"', "cleanup.policy cannot be set"),
+        ('[topics.config."inference.dlq"]\n"retention.ms" = "60000"', "retention.ms must be -1 or at least 172800000"),
     ],
 )
 def test_config_check_names_what_is_wrong(write: Write, text: str, words: str) -> None:
@@ -157,7 +232,29 @@ def test_config_check_names_what_is_wrong(write: Write, text: str, words: str) -
     with pytest.raises(CliFailure, match=words.replace("{path}", str(path))) as caught:
         checked()
     assert caught.value.exit_code is ExitCode.USAGE
-    assert "\n" not in str(caught.value)
+    assert not any(word in str(caught.value) for word in ("\n", "hush", "SECRET"))
+
+
+def test_all_sections_of_all_processes_are_known() -> None:
+    assert {name for one in settings_types() for name in one.model_fields} == SECTIONS
+
+
+@pytest.mark.parametrize("settings_type", settings_types())
+def test_no_process_starts_with_a_variable_of_an_unknown_section(
+    settings_type: type[BaseSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SECRETS", str(tmp_path))
+    for name in ("PENSTOCK_LIMITS__REQUESTS_PER_S", "penstock_limit__a", "PENSTOCK_GATEWAY__DRAIN_S", "OTHER__A"):
+        monkeypatch.setenv(name, "3")
+        (tmp_path / name.replace("LIMIT", "QUOTA")).write_text("3")
+    with pytest.raises(CliFailure) as caught:
+        load(settings_type)
+    assert {line.partition(", ")[0].partition(";")[0] for line in str(caught.value).splitlines()} == {
+        "PENSTOCK_LIMITS__REQUESTS_PER_S: [limits] is no section that Penstock knows",
+        "penstock_limit__a: [limit] is no section that Penstock knows",
+        f"{tmp_path}/penstock_limit__a: [limit] is no section that Penstock knows",
+        f"{tmp_path}/PENSTOCK_QUOTAS__REQUESTS_PER_S: [quotas] is no section that Penstock knows",
+    }
 
 
 def test_config_check_names_all_that_is_wrong_and_each_of_it_once(write: Write) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from kit.certificates import Authority
 from kit.cli import ScriptedGateway
 from nvml_fake import GIB, FakeCard, FakeDriver
 from penstock.cli.doctor import (
     broker_setting_checks,
+    certificate_checks,
     conversation_check,
     gateway_checks,
     gpu_check,
@@ -133,11 +136,8 @@ def test_answers_of_a_gateway_and_what_doctor_says_of_them(
     assert (found.status, found.serves, found.models_without_worker) == (status, serves, lacking)
     check = readiness_check(URL, found, Path(LOG))
     assert (check.state, detail in check.detail, cure in (check.cure or "")) == (state, True, True)
-
-
-def test_a_gateway_that_is_away_fails_the_check() -> None:
-    check = readiness_check(URL, Readiness(status="unreachable", reason="refused"), Path(LOG))
-    assert (check.state, "refused" in check.detail) == ("fail", True)
+    away = readiness_check(URL, Readiness(status="unreachable", reason="refused"), Path(LOG))
+    assert (away.state, "refused" in away.detail) == ("fail", True)
 
 
 def test_requests_that_wait_for_a_worker_fail_the_check() -> None:
@@ -223,31 +223,32 @@ def test_doctor_asks_the_gateway_of_the_configuration(gateway: ScriptedGateway) 
     assert (check.state, check.detail) == ("ok", f"{gateway.url} is ready")
 
 
-@pytest.mark.parametrize(("code", "state"), [("no_worker", "fail"), ("dead_letters", "warn"), ("class_paused", None)])
-def test_what_the_gateway_tells_an_operator_are_checks(gateway: ScriptedGateway, code: str, state: str | None) -> None:
-    action = {"label": "start a worker", "command": "penstock worker", "call": None}
-    problem = {"problem": code, "subject": "w", "cause": "why", "affects": "2 wait", "since": "T", "action": action}
-    gateway.play({"GET /readyz": {"status": "ready"}, "GET /v1/admin/problems": {"data": [problem]}})
-    _, *checks = gateway_checks(gateway.url, None, None)
-    detail, cure = "w: why (affects: 2 wait; since T)", "`penstock worker` to start a worker"
-    assert [(one.name, one.state, one.detail, one.cure) for one in checks] == (
-        [(code, state, detail, cure)] if state else []
-    )
+ACTION = {"label": "start a worker", "command": "penstock worker", "call": None}
+PROBLEM = {"subject": "w", "cause": "why", "affects": "2 wait", "since": "T", "action": ACTION}
 
 
-def test_a_degraded_gateways_reasons_are_told_once(gateway: ScriptedGateway) -> None:
-    action = {"label": "load it again", "command": "penstock models load m", "call": None}
-    problem = {
-        "problem": "model_failed",
-        "subject": "m",
-        "cause": "why",
-        "affects": "2 wait",
-        "since": "T",
-        "action": action,
-    }
-    for problems, names in (([problem], ["model_failed"]), ([], ["readiness"])):
-        gateway.play({"GET /readyz": DEGRADED, "GET /v1/admin/problems": {"data": problems}})
-        assert [one.name for one in gateway_checks(gateway.url, None, None)] == names
+@pytest.mark.parametrize(
+    ("readiness", "code", "checks"),
+    [
+        (READY, "no_worker", [("readiness", "ok"), ("no_worker", "fail")]),
+        (READY, "dead_letters", [("readiness", "ok"), ("dead_letters", "warn")]),
+        (READY, "class_paused", [("readiness", "ok")]),
+        (DEGRADED, "model_failed", [("model_failed", "fail")]),
+        (DEGRADED, None, [("readiness", "fail")]),
+    ],
+)
+def test_what_the_gateway_tells_an_operator_are_checks(
+    gateway: ScriptedGateway, readiness: dict[str, object], code: str | None, checks: list[tuple[str, str]]
+) -> None:
+    """A degraded gateway's reasons are told once."""
+    data = [] if code is None else [{"problem": code, **PROBLEM}]
+    gateway.play({"GET /readyz": readiness, "GET /v1/admin/problems": {"data": data}})
+    found = list(gateway_checks(gateway.url, None, None))
+    assert [(one.name, one.state) for one in found] == checks
+    for one in found:
+        if one.name == code:
+            assert one.detail == "w: why (affects: 2 wait; since T)"
+            assert one.cure == "`penstock worker` to start a worker"
 
 
 def test_an_artifact_is_written_read_and_deleted(tmp_path: Path) -> None:
@@ -264,6 +265,16 @@ def test_where_artifacts_are(tmp_path: Path) -> None:
     assert artifacts_location(ArtifactsSection(location="s3://b/p"), tmp_path) == "s3://b/p"
     assert artifacts_location(ArtifactsSection(), tmp_path) == str(tmp_path / "artifacts")
     assert artifacts_location(ArtifactsSection(), None) is None
+
+
+@pytest.mark.parametrize(("days", "state", "word"), [(2, "warn", "expires"), (-2, "fail", "expired"), (30, None, "")])
+def test_certificates_of_the_configuration_are_checked(tmp_path: Path, days: int, state: str | None, word: str) -> None:
+    file = Authority(tmp_path).issue("penstock", lifetime=timedelta(days=days)).certificate
+    ends = (datetime.now(UTC) + timedelta(days=days)).date()
+    found = [*certificate_checks(KafkaSettings(security={"ssl.certificate.location": str(file)}), None)]
+    assert [(one.state, one.detail.partition("T")[0]) for one in found] == (
+        [(state, f'that of kafka.security."ssl.certificate.location" {word} at {ends}')] if state else []
+    )
 
 
 def test_a_probe_that_hangs_is_a_finding() -> None:

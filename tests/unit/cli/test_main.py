@@ -19,24 +19,16 @@ WITH_EXAMPLES = {
 }  # fmt: skip
 
 
-def test_help_names_the_commands_and_shows_examples() -> None:
-    done = invoke("--help")
-    assert done.exit_code == 0
-    assert all(word in done.output for word in ("penstock up", "penstock chat", "topics", "doctor", "Exit codes"))
+HELP = ["penstock up", "penstock chat", "topics", "doctor", "Exit codes"]
+OF_COMMANDS = [
+    ([name, "--help"], ["Example", f"penstock {name}"] if name in WITH_EXAMPLES else []) for name in COMMANDS
+]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_help(name: str) -> None:
-    done = invoke(name, "--help")
-    assert done.exit_code == 0
-    if name in WITH_EXAMPLES:
-        assert "Example" in done.output
-        assert f"penstock {name}" in done.output
-
-
-def test_version() -> None:
-    done = invoke("--version")
-    assert (done.exit_code, done.output.split()[0]) == (0, "penstock")
+@pytest.mark.parametrize(("arguments", "words"), [(["--help"], HELP), (["--version"], ["penstock "]), *OF_COMMANDS])
+def test_each_command_has_help(arguments: list[str], words: list[str]) -> None:
+    done = invoke(*arguments)
+    assert (done.exit_code, [word for word in words if word not in done.output]) == (0, [])
 
 
 def test_without_a_running_system_status_fails_and_down_does_not(tmp_path: Path) -> None:
@@ -47,20 +39,15 @@ def test_without_a_running_system_status_fails_and_down_does_not(tmp_path: Path)
     assert invoke("down", *folder.split()).exit_code == 0
 
 
-def test_importing_the_command_line_loads_no_heavy_package() -> None:
-    code = (
-        "import sys, penstock.cli.main;"
-        "print([name for name in ('torch', 'transformers', 'faust', 'fastapi', 'httpx') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+OF_WORKERS = ["torch", "transformers", "diffusers", "faust", "numpy", "PIL", "psutil"]
+SLIM = ["cli.topics", "gateway.app", "gateway.bridge.app", "gateway.webhooks.app", "gateway.summarizer.app"]
 
 
 @pytest.mark.parametrize(
-    "part", ["cli.topics", "gateway.app", "gateway.bridge.app", "gateway.webhooks.app", "gateway.summarizer.app"]
+    ("part", "packages"),
+    [("cli.main", ["torch", "transformers", "faust", "fastapi", "httpx"]), *((part, OF_WORKERS) for part in SLIM)],
 )
-def test_parts_of_the_slim_image_import_no_package_of_workers(part: str) -> None:
-    packages = ("torch", "transformers", "diffusers", "faust", "numpy", "PIL", "psutil")
+def test_the_command_line_and_the_slim_image_import_no_heavy_package(part: str, packages: list[str]) -> None:
     code = f"import sys, penstock.{part}; print([name for name in {packages} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kit.records import NAMES
-from penstock.cli.restored.facts import without_ids
+from penstock.cli.restored.reconcile import without_ids
 from penstock.common.shards.addresses import id_of
 from penstock.schemas.records import ConversationFacts
 

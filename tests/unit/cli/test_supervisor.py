@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from kit.refusals import refused
+from penstock.cli import children, supervisor
+from penstock.cli.children import tail
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.readiness import Readiness
 from penstock.cli.supervisor import Backoff, Part, Supervisor, command_part
@@ -95,6 +97,26 @@ def test_a_full_disk_ends_no_part_and_the_state_is_written_once_there_is_room(wo
     world.full = True
     world.supervisor.stop()
     assert broker.process is gateway.process is None
+
+
+def test_a_log_that_grows_is_cut_while_its_part_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    appends = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01); print('more', flush=True)"
+    monkeypatch.setattr(supervisor, "LOGS_S", 0.0)
+    part = world.part("gateway", appends)
+    wait_until(lambda: "more" in part.log.read_text(), 20)
+    monkeypatch.setattr(children, "LOG_LIMIT_BYTES", 6)
+    world.supervisor.tend()
+    assert (world.folder / "gateway.log.1").read_text().startswith("up\nmore\n")
+    wait_until(lambda: part.log.read_bytes().startswith(b"more\n"), 20)
+    assert part.running
+
+
+def test_as_many_last_lines_are_read_as_are_asked_for(tmp_path: Path) -> None:
+    log, lines = tmp_path / "log", [f"{number} " + "x" * 200 for number in range(3_000)]
+    log.write_text("\n".join([*lines, ""]))
+    for count in (1, 20, 400, 3_000, 5_000):
+        assert tail(log, count).splitlines() == lines[-count:]
+    assert tail(log, 20, since=log.stat().st_size - 50) == ("x" * 49)
 
 
 def test_a_part_that_a_full_disk_keeps_from_starting_is_retried(world: World) -> None:

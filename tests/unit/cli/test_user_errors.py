@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def test_a_wrong_import_is_refused_before_any_call(
 
 @pytest.mark.parametrize("command", ["dlq list", "dlq show 0/1", "topics check", "topics list", "topics create"])
 def test_without_kafka_it_fails_at_once(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaching, "answers", lambda *_: pytest.fail("a refused connection needs no waiting"))
+    monkeypatch.setattr(reaching.admin, "broker_count", lambda *_: pytest.fail("a refused connection needs no waiting"))
     server = f"127.0.0.1:{free_port()}"
     done = invoke(*command.split(), "--bootstrap-servers", server)
     assert done.exit_code == 3
@@ -150,12 +149,10 @@ def test_submit_offers_only_tasks_for_text() -> None:
 
 
 def test_unknown_settings_of_kafkas_client_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # so that its client is asked at all
-        monkeypatch.setenv("PENSTOCK_KAFKA__SECURITY", '{"security.protocl": "SSL"}')
-        done = invoke("topics", "list", "-b", f"127.0.0.1:{listening.getsockname()[1]}")
-    assert done.exit_code == ExitCode.FAILED
-    assert done.stderr.startswith("penstock: the Kafka settings are wrong")
-    assert "security.protocl" in done.stderr
+    monkeypatch.setenv("PENSTOCK_KAFKA__SECURITY", '{"security.protocl": "SSL"}')
+    done = invoke("topics", "list")
+    assert done.exit_code == ExitCode.USAGE
+    assert "no property security.protocl; the nearest is security.protocol" in done.stderr
 
 
 def test_a_reason_is_cut_between_words() -> None:
@@ -163,3 +160,21 @@ def test_a_reason_is_cut_between_words() -> None:
     assert shortened("the model\n could not be loaded", 20) == "the model could not…"
     assert shortened("x" * 50, 10) == "x" * 9 + "…"
     assert all(len(shortened("so it goes, and on. " * 9, limit)) <= limit for limit in range(5, 60))
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "exit_code"),
+    [
+        (["--file", "k"], {"PENSTOCK_URL": "http://127.0.0.1:1"}, ExitCode.FAILED),
+        (["--url", "http://127.0.0.1:1"], {"PENSTOCK_AUTH__KEYS_FILE": "k"}, ExitCode.UNREACHABLE),
+        ([], {"PENSTOCK_URL": "http://127.0.0.1:1", "PENSTOCK_AUTH__KEYS_FILE": "k"}, ExitCode.USAGE),
+        (["--file", "k", "--url", "http://127.0.0.1:1"], {}, ExitCode.USAGE),
+    ],
+)
+def test_an_option_for_keys_goes_before_the_variable_of_the_other(
+    options: list[str], variables: dict[str, str], exit_code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert invoke("keys", "list", *options).exit_code == exit_code

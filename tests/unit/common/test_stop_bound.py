@@ -64,10 +64,60 @@ with StopBound("worker", 20, came.set):
         await came.wait()
         came.clear()
 """
+ANNOUNCED = """\
+came, announced = asyncio.Event(), []
+def announce():
+    announced.append(time.monotonic())
+    return 0.5
+with StopBound("worker", 20, came.set, announce):
+    threading.Thread(target=stop_bound.restart_process).start()
+    await came.wait()
+assert time.monotonic() - announced[0] >= 0.5
+stop_bound._restarts = False
+"""
+RESTART = """\
+came = asyncio.Queue()
+with StopBound("worker", 20, lambda: came.put_nowait("asked")):
+    if "RESTARTED" in os.environ:
+        print("again:", await came.get(), children(), flush=True)
+        return 0
+    os.environ["RESTARTED"] = "yes"
+    stop_bound.END_S = 20
+    forkserver.ensure_running()
+    threading.Thread(target=stop_bound.restart_process).start()
+    await came.get()
+{before}
+{after}
+"""
+CHILDREN = """
+import os
+from multiprocessing import forkserver
+import psutil
+def children():
+    return psutil.Process().children()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "printed"),
+    [
+        ("", "signal.raise_signal(signal.SIGTERM)", "again: asked []\n"),
+        ("signal.raise_signal(signal.SIGTERM)\nawait asyncio.sleep(0.3)\nassert came.empty()", "", ""),
+        ("threading.Thread(target=time.sleep, args=(0.5,)).start()", "os.kill(os.getpid(), signal.SIGTERM)", ""),
+    ],
+    ids=["pending through exec", "during the stop", "taken by another thread"],
+)
+def test_a_signal_during_a_restart_is_not_lost(before: str, after: str, printed: str) -> None:
+    before = "\n".join(f"    {line}" for line in before.splitlines())
+    ended = end_of(RESTART.format(before=before, after=after), CHILDREN)
+    assert (ended.returncode, ended.stdout) == (0, printed), ended.stderr
+
+
 EXECUTOR = "asyncio.get_running_loop().run_in_executor(None, block)\nawait asyncio.sleep(0.1)"
 ENDS: dict[str, tuple[str, str, int, str]] = {
     "a stop in time": ("with stopping():\n    await asyncio.sleep(0)\nawait asyncio.sleep(0.8)", "", 0, "^$"),
     "each signal reaches the event loop": (SIGNALS, "", 0, "^$"),
+    "a restart is announced first": (ANNOUNCED, "", 0, "^$"),
     "a task that does not end is named with its place": (
         TASK + "task.cancel()\nwith stopping():\n    await asyncio.gather(task)", DEAF, 1,
         rf"(?s){HANGS}.*task=deaf[^\n]*(for_ever[^\n]*sleep|sleep[^\n]*for_ever)",

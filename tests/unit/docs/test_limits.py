@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.gateway.batches import checking, keeping
-from penstock.gateway.openai import item_references, several
+from penstock.gateway.openai import previous_responses, several
 from penstock.gateway.routes import bulk, commands, conversations, native, sockets
 from penstock.gateway.service import brought_images, forking, submitting, subscriptions
 from penstock.schemas.errors import PenstockError
@@ -103,7 +103,7 @@ def test_a_limit_of_a_request(reference: dict[str, Page], pattern: str, body: Ca
         ("would read from more than # other conversations", forking.forks.MOST_ANCESTORS),
         ("`?limit=` (1 to #, the", conversations.REPLAY_RECORDS),
         ("one prompt or up to #, each as text or tokens", several.MOST_REQUESTS),
-        ("refers to at most # answers", item_references.MOST_ANSWERS),
+        ("refers to at most # answers", previous_responses.MOST_ANSWERS),
         ("A file has at most # lines", checking.MAX_LINES),
         ("A tenant may have # batches that have not ended", keeping.MOST_OPEN),
         ("With the header `Idempotency-Key` (1 to # characters)", submitting.MAX_KEY_CHARS),

@@ -69,9 +69,12 @@ def test_every_page_is_linked_from_another(pages: list[Page]) -> None:
 
 
 def test_the_how_to_lists_all_its_sections_in_their_order(pages: list[Page]) -> None:
-    (page,) = (page for page in pages if page.path.name == "how-to.md")
-    index, found = page.text.partition("\n## ")[0], re.findall(r"^## (.+)$", page.text, re.M)
-    assert re.findall(r"\[([^\]]+)\]\(#", index) == found
+    """In its index, and each page its own."""
+    (index,) = (page.text for page in pages if page.path.name == "how-to.md")
+    recipes = {page.path.stem: page.text for page in pages if page.path.parent.name == "how-to"}
+    found = {name: re.findall(r"^## (.+)$", text, re.M) for name, text in recipes.items()}
+    assert {name: re.findall(r"^- \[([^\]]+)\]\(#", text, re.M) for name, text in recipes.items()} == found
+    assert {name: re.findall(rf"^- \[([^\]]+)\]\(how-to/{name}.md#", index, re.M) for name in recipes} == found
 
 
 # --- commands

@@ -9,16 +9,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from penstock.common.certificates import Certificates
+from penstock.common.configuration import TelemetrySection
 from penstock.common.engine_kinds import KINDS, PROCESS_OPTIONS, REMOTE_OPTIONS
 from penstock.common.model_entry import ModelEntry
+from penstock.common.settings import KafkaSettings
+from penstock.common.telemetry import register, tracing
 from penstock.gateway.bridge import known
-from penstock.gateway.bridge.metrics import BridgeMetrics
+from penstock.gateway.bridge.app import BridgeMetrics
 from penstock.gateway.dead_letters import letters
 from penstock.gateway.document import error_codes
 from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.openai.chat_bodies import PenstockOptions
-from penstock.gateway.summarizer.metrics import SummarizerMetrics
+from penstock.gateway.summarizer.app import SummarizerMetrics
 from penstock.gateway.summarizer.summary_scheduler import SummaryScheduler
 from penstock.gateway.view.frames import Frame
 from penstock.gateway.webhooks.metrics import WebhookMetrics
@@ -41,7 +46,7 @@ def generate(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("generate")
 
 
-REFERENCE = ["records.md", "settings.md", "errors.md", "cli.md"]
+REFERENCE = ["records.md", "settings.md", "errors.md", "cli.md", "asyncapi.json"]
 GENERATED = [*(f"reference/{name}" for name in REFERENCE), "what-is-proven.md"]
 
 
@@ -86,6 +91,10 @@ def test_metrics(reference: dict[str, Page]) -> None:
     summarizer = SummarizerMetrics(SummaryScheduler(lambda _: SummarizePolicy(), 1))
     rooms = [Metrics(), GatewayMetrics(), BridgeMetrics(), WebhookMetrics(), summarizer]
     families = [family for room in rooms for family in room.registry.collect()]
+    families += Certificates(KafkaSettings(), None).collect()
+    with tracing(TelemetrySection(traces=True), "worker"):
+        register(registry := CollectorRegistry())
+        families += registry.collect()
     assert documented == {family.name + ("_total" if family.type == "counter" else "") for family in families}
 
 
@@ -160,7 +169,7 @@ def test_headers(reference: dict[str, Page]) -> None:
 
 
 def test_reasons_to_wait(reference: dict[str, Page], pages: list[Page]) -> None:
-    how_to = next(page for page in pages if page.path.name == "how-to.md")
+    how_to = next(page for page in pages if page.name.endswith("how-to/operation.md"))
     for page, begins in ((reference["http.md"], "| `reason` |"), (how_to, "| reason | what helps |")):
         table = page.text.partition(begins)[2].partition("\n\n")[0]
         assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == set(WAITING_REASONS)

@@ -64,18 +64,21 @@ async def test_a_prepared_app_builds_no_routes_at_its_first_request(
     assert (len(built) == 0) if prepared else (len(built) > 50)
 
 
-async def test_the_page_of_routes_loads_nothing_from_elsewhere(app: FastAPI) -> None:
+async def test_documents_that_are_asked_for_at_once_are_made_once(tmp_path: Path) -> None:
+    app = new_app(tmp_path)
+    answers = await asyncio.gather(*(call(app, "GET", "/openapi.json") for _ in range(4)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.content for answer in answers}) == 1
+
+
+async def test_the_page_of_routes_loads_nothing_from_elsewhere_and_has_the_codes_of_errors(app: FastAPI) -> None:
+    """The console links to the codes."""
     answer = await call(app, "GET", "/docs")
     assert answer.status_code == 200
     assert "<script" not in answer.text
-    assert re.findall(r'(?:src|href)="(?!/openapi.json|#)[^"]*"', answer.text) == []
+    assert re.findall(r'(?:src|href)="(?!/openapi.json|/asyncapi.json|#)[^"]*"', answer.text) == []
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert [path for _, path in DOCUMENTED if f"<code>{path}</code>" not in answer.text] == []
-
-
-async def test_the_page_of_routes_has_the_codes_of_errors(app: FastAPI) -> None:
-    """The console links to them."""
-    answer = await call(app, "GET", "/docs")
     assert "<tr id=not_found><td><code>not_found</code><td>404<td>no<td>There is no such request" in answer.text
     assert "`" not in answer.text.partition("<h2>errors</h2>")[2].partition("</table>")[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from starlette.websockets import WebSocketDisconnect
 
 from gateway_parts import routes_with
 from kit.gateway_http import client, gateway_app, gateway_context
-from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind
+from penstock.gateway.edge.auth import AuthPolicy, UnsafeBind, check_bind, key_id_of
+from penstock.gateway.edge.key_book import KeyBook
+from penstock.gateway.edge.key_records import new_key
 from penstock.gateway.edge.keys import KeyRing, KeysFileError, create_key, list_keys, revoke_key
 from penstock.gateway.edge.rules import Rules, Scope
-from penstock.gateway.edge.tickets import TTL_S, Redeemed, TicketMask, TicketOffice, Use, mask_access_logs, mask_tickets
+from penstock.gateway.edge.tickets import TTL_S, Redeemed, TicketMask, TicketOffice, Use, mask_server_logs, mask_tickets
 from penstock.gateway.limits.callers import Caller, Grant, caller_of
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.routes.tickets import router as tickets_router
@@ -101,6 +104,49 @@ async def test_a_call_needs_a_good_key(policy: AuthPolicy, key: str, header: str
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthenticated")
             assert answer.headers["www-authenticate"] == "Bearer"
         assert (await calls.get("/healthz")).status_code == 200
+
+
+@pytest.mark.parametrize(("unread", "status"), [(None, 401), ("not read yet", 503)])
+async def test_guesses_are_slowed_and_logged_once(
+    keys_file: Path, key: str, unread: str | None, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = AuthPolicy.build(keys_file=keys_file, book=KeyBook(unread=unread))
+    began = time.monotonic()
+    async with http(policy, **{"x-api-key": "pk_aabbccddeeff_guess"}) as calls:
+        found = [(await calls.get("/v1/whoami")).status_code for _ in range(26)]
+        refused = found.count(429)
+        assert time.monotonic() - began >= (refused - 11) / 10
+        assert (set(found), found[0], refused > 11) == ({status, 429}, status, True)
+        assert (await calls.get("/v1/whoami", headers={"x-api-key": key})).status_code == 200
+    lines = [record.getMessage() for record in caplog.records if "auth.refused" in record.getMessage()]
+    assert lines == ["auth.refused address=127.0.0.1 key=aabbccddeeff"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "key_id"),
+    [
+        ({}, None),
+        ({"x-api-key": "sk-of-another-service"}, None),
+        ({"authorization": "Bearer pk_my_secret"}, None),
+        ({"authorization": "Bearer pk_aabbccddeeff_my_secret"}, "aabbccddeeff"),
+    ],
+)
+def test_no_secret_is_logged_as_an_id(headers: dict[str, str], key_id: str | None) -> None:
+    assert key_id_of(Headers(headers)) == key_id
+
+
+def test_without_the_keys_file_no_key_of_the_topic_is_in_force(keys_file: Path, key: str) -> None:
+    book = KeyBook()
+    record, secret = new_key(1, tenant="acme")
+    book.keys[record.key_id] = record
+    ring = KeyRing(keys_file, book)
+    assert ring.find(secret) == record
+    kept = keys_file.read_text()
+    keys_file.unlink()
+    assert ring.find(secret) is None
+    assert "no key is in force" in getattr(ring.problem(), "text", "")
+    keys_file.write_text(kept)
+    assert (ring.find(secret), ring.problem()) == (record, None)
 
 
 async def test_a_revoked_key_and_its_tickets_are_refused_at_once(policy: AuthPolicy, keys_file: Path, key: str) -> None:
@@ -206,7 +252,7 @@ def test_listening_beyond_this_machine_needs_keys() -> None:
 
 def test_the_rights_of_a_caller_are_those_that_its_key_has_now(policy: AuthPolicy, keys_file: Path, key: str) -> None:
     operator = create_key(keys_file, tenant="ops", scopes=["admin"])
-    acting = policy.authenticate(Headers({"x-api-key": operator})).on_behalf_of("acme")
+    acting = policy.authenticate(Headers({"x-api-key": operator})).on_behalf_of("acme", None)
     narrow = policy.authenticate(Headers({"x-api-key": key})).narrowed(Grant(scopes=frozenset({"read", "admin"})))
     assert policy.current(acting) == acting
     assert policy.current(narrow).scopes == {"read"}, "never more than the key has"
@@ -220,78 +266,72 @@ def test_the_rights_of_a_caller_are_those_that_its_key_has_now(policy: AuthPolic
 # -- keys: hashed at rest, followed when the file changes
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "keys.json"
-
-
 def test_no_folder_is_made(tmp_path: Path) -> None:
-    path = tmp_path / "mistyped" / "keys.json"
-    for change in (lambda: create_key(path), lambda: revoke_key(path, "a")):
-        with pytest.raises(KeysFileError, match=rf"the folder {path.parent} does not exist"):
+    keys_file = tmp_path / "mistyped" / "keys.json"
+    for change in (lambda: create_key(keys_file), lambda: revoke_key(keys_file, "a")):
+        with pytest.raises(KeysFileError, match=rf"the folder {keys_file.parent} does not exist"):
             change()
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_file_holds_rights_and_no_secret_and_only_its_owner_reads_it(path: Path) -> None:
+def test_the_file_holds_rights_and_no_secret_and_only_its_owner_reads_it(keys_file: Path) -> None:
     limits = Limits(outstanding=5, models=("a",))
     rights: dict[str, Any] = {"scopes": ["read"], "max_priority": 4, "rate": 2.5, "limits": limits}
-    secret = create_key(path, tenant="acme", name="laptop", **rights)
-    assert secret.split("_", 2)[2] not in path.read_text()
-    assert path.stat().st_mode & 0o077 == 0
-    (record,) = list_keys(path)
-    assert KeyRing(path).find(secret) == record
+    secret = create_key(keys_file, tenant="acme", name="laptop", **rights)
+    assert secret.split("_", 2)[2] not in keys_file.read_text()
+    assert keys_file.stat().st_mode & 0o077 == 0
+    (record,) = list_keys(keys_file)
+    assert KeyRing(keys_file).find(secret) == record
     assert (record.tenant, record.name, record.limits) == ("acme", "laptop", limits)
     assert (record.scopes, record.max_priority, record.rate) == (("read",), 4, 2.5)
     assert record.digest not in repr(record)
-    path.write_text(path.read_text().replace("outstanding", "outstandig"))
+    keys_file.write_text(keys_file.read_text().replace("outstanding", "outstandig"))
     with pytest.raises(KeysFileError, match="outstandig"):
-        list_keys(path)
+        list_keys(keys_file)
 
 
 @pytest.mark.parametrize("wrong", ["", "pk", "pk_", "pk__", "pk_000000000000_x", "nonsense", "pk_é_\udcff", "x" * 5000])
-def test_other_secrets_are_not_found(path: Path, wrong: str) -> None:
-    secret = create_key(path)
-    ring = KeyRing(path)
+def test_other_secrets_are_not_found(keys_file: Path, wrong: str) -> None:
+    secret = create_key(keys_file)
+    ring = KeyRing(keys_file)
     assert ring.find(wrong) is None
     assert ring.find(secret + "x") is None
     assert ring.find(secret[:-1]) is None
 
 
 def test_a_file_that_cannot_be_read_keeps_the_last_good_keys_and_a_missing_one_keeps_none(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = create_key(path), create_key(path)
-    ring = KeyRing(path)
+    first, second = create_key(keys_file), create_key(keys_file)
+    ring = KeyRing(keys_file)
     with monkeypatch.context() as broken:
         broken.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
         assert ring.find(first) is not None
-    revoke_key(path, first.split("_")[1])
+    revoke_key(keys_file, first.split("_")[1])
     assert ring.find(first) is None, "it is read again"
-    path.write_text("{ half")
+    keys_file.write_text("{ half")
     assert ring.find(second) is not None
-    path.unlink()
+    keys_file.unlink()
     assert ring.find(second) is None
-    assert ring.find(create_key(path)) is not None
+    assert ring.find(create_key(keys_file)) is not None
 
 
-def test_a_change_is_in_force_although_nobody_called_before_the_file_broke(path: Path) -> None:
-    secret = create_key(path)
-    policy = AuthPolicy.build(keys_file=path)
+def test_a_change_is_in_force_although_nobody_called_before_the_file_broke(keys_file: Path) -> None:
+    secret = create_key(keys_file)
+    policy = AuthPolicy.build(keys_file=keys_file)
     connections = gateway_context(policy=policy).connections
-    revoke_key(path, list_keys(path)[0].key_id)
+    revoke_key(keys_file, list_keys(keys_file)[0].key_id)
     connections.look()
-    path.write_text("{ half")
+    keys_file.write_text("{ half")
     assert policy.keys is not None
     assert policy.keys.find(secret) is None
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"keys": [{"id": "x"}]}', '{"keys": 3}'])
-def test_a_file_that_is_something_else_is_refused_at_start(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "keys.json"
-    path.write_text(content)
+def test_a_file_that_is_something_else_is_refused_at_start(keys_file: Path, tmp_path: Path, content: str) -> None:
+    keys_file.write_text(content)
     with pytest.raises(KeysFileError, match="not a keys file"):
-        KeyRing(path)
+        KeyRing(keys_file)
     with pytest.raises(KeysFileError, match="penstock keys create"):
         KeyRing(tmp_path / "missing.json")
 
@@ -304,18 +344,20 @@ def test_a_file_that_is_something_else_is_refused_at_start(tmp_path: Path, conte
         ({"rate": 0}, ValueError, "rate"),
     ],
 )
-def test_bad_rights_are_refused_and_leave_no_file(path: Path, rights: Any, error: type[Exception], says: str) -> None:
+def test_bad_rights_are_refused_and_leave_no_file(
+    keys_file: Path, rights: Any, error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
-        create_key(path, **rights)
-    assert not path.exists()
+        create_key(keys_file, **rights)
+    assert not keys_file.exists()
 
 
-def test_writers_do_not_lose_each_others_keys(path: Path) -> None:
+def test_writers_do_not_lose_each_others_keys(keys_file: Path) -> None:
     with ThreadPoolExecutor(12) as threads:
-        secrets = [*threads.map(lambda number: create_key(path, name=str(number)), range(12))]
-    assert {record.name for record in list_keys(path)} == {str(number) for number in range(12)}
+        secrets = [*threads.map(lambda number: create_key(keys_file, name=str(number)), range(12))]
+    assert {record.name for record in list_keys(keys_file)} == {str(number) for number in range(12)}
     assert len(set(secrets)) == 12
-    assert json.loads(path.read_text())["version"] == 1
+    assert json.loads(keys_file.read_text())["version"] == 1
 
 
 # -- tickets
@@ -388,16 +430,16 @@ def test_a_ticket_of_another_kind_or_that_nobody_gave_out_is_none(office: Ticket
             TicketOffice(redeemed_by, clock).redeem(ticket)
 
 
-def test_tickets_are_masked_in_access_logs() -> None:
+def test_tickets_are_masked_in_server_logs() -> None:
     assert mask_tickets("/v1/ws?a=1&ticket=abc.def&b=2") == "/v1/ws?a=1&ticket=***&b=2"
     record = logging.LogRecord(
-        "uvicorn.access", 20, "", 0, '%s - "WebSocket %s" [accepted]', ("1.2.3.4:5", "/v1/ws?ticket=s.t"), None
+        "uvicorn.error", 20, "", 0, '%s - "WebSocket %s" [accepted]', ("1.2.3.4:5", "/v1/ws?ticket=s.t"), None
     )
     assert TicketMask().filter(record)
     assert record.getMessage() == '1.2.3.4:5 - "WebSocket /v1/ws?ticket=***" [accepted]'
-    mask_access_logs()
-    mask_access_logs()
-    filters = logging.getLogger("uvicorn.access").filters
+    mask_server_logs()
+    mask_server_logs()
+    filters = logging.getLogger("uvicorn.error").filters
     assert sum(isinstance(item, TicketMask) for item in filters) == 1
 
 

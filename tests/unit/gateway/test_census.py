@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -44,7 +45,8 @@ def event(number: int, name: str, attempt: int) -> StatusEvent:
 
 def accept(entry: Entry, number: int, time_ms: int) -> None:
     conversation = f"c{number % 3}" if number % 2 else None
-    later = {"start_after": time_ms + 20_000} if number == 2 else {}
+    later: dict[str, Any] = {"start_after": time_ms + 20_000} if number == 2 else {}
+    later["pool"] = "p" if number % 4 == 0 else None
     made = request(entry.request_id, text_generation={}, priority=number, conversation_id=conversation, **later)
     entry.on_request(made, replace(ORIGIN, append_time_ms=time_ms))
 
@@ -101,8 +103,8 @@ def test_the_census_counts_what_a_plain_count_finds(steps: list[tuple[int, str, 
                 }
                 assert {e.request_id for e in census.of_conversation(tenant, name).values()} == expected
         assert {name: census.live(name) for name in CLASSES} == by_class(live)
-        running = [e.model for e in live.values() if e.status_name == "running"]
-        assert dict(census.running) == {model: running.count(model) for model in set(running)}
+        running = Counter((e.model, e.pool or "") for e in live.values() if e.status_name == "running")
+        assert census.running == running
 
 
 def is_waiting(entry: Entry) -> bool:
@@ -169,6 +171,23 @@ def test_memory_is_freed_with_the_requests_that_end(others_wait: bool) -> None:
         census.forget(entry)
     most = before + 200 * 60 if others_wait else before + 100
     assert len(pickle.dumps(census)) < most, "one that waits keeps some ages beside its own, however many have ended"
+
+
+def test_another_reason_is_counted_alone_and_what_runs_may_change_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    census, one = Census(), entry()
+    census.count(one)
+    one.on_status(replace(STATUS, waiting_for=WaitingFor(reason="memory")))
+    with monkeypatch.context() as patch:
+        patch.setattr(census, "add", add := Mock())
+        census.count(one)
+    assert not add.called
+    ((_, line),) = census.lines.waiting()
+    assert dict(line.reasons) == {"memory": 1}
+    one.on_status(status("running", model="m", origin=ORIGIN))
+    for pool in (None, "p", "q"):
+        one.pool = pool
+        census.count(one)
+        assert census.running == {("m", pool or ""): 1}
 
 
 # -- which requests are lost
@@ -328,21 +347,17 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(entry())
 
 
-def ended_meanwhile(site: Site) -> None:
-    ended(site.entries[0])
-
-
-def moved_meanwhile(site: Site) -> None:
-    site.entries[0].moved_to = Place(topic="t", partition=2, offset=101)
-
-
-def asked_meanwhile(site: Site) -> None:
-    site.entries[0].end_asked_ms = now_ms()
-
-
-@pytest.mark.parametrize("news", [ended_meanwhile, moved_meanwhile, asked_meanwhile])
-async def test_what_the_log_says_meanwhile_counts(site: Site, news: Callable[[Site], None]) -> None:
-    site.on_catch_up = lambda: news(site)
+@pytest.mark.parametrize(
+    "news",
+    [
+        ended,
+        lambda one: setattr(one, "moved_to", Place(topic="t", partition=2, offset=101)),
+        lambda one: setattr(one, "end_asked_ms", now_ms()),
+    ],
+    ids=["ended", "moved", "asked"],
+)
+async def test_what_the_log_says_meanwhile_counts(site: Site, news: Callable[[Entry], None]) -> None:
+    site.on_catch_up = lambda: news(site.entries[0])
     assert await site.parts.look() == 0
     assert not site.asked
 

@@ -39,6 +39,7 @@ from penstock.schemas.errors import (
     TenantLimit,
     Unauthenticated,
 )
+from penstock.schemas.logs import parts_of
 from support import wait_until_async
 
 PAGE = "https://app.example"
@@ -483,6 +484,33 @@ async def test_a_socket_that_fails_is_closed_with_1011(before: list[str]) -> Non
     sent = await exchange(Edge(app, app, edge_of(gateway_context())), socket_scope("/v1/ws"), connects)
     assert [message["type"] for message in sent] == ["websocket.accept", "websocket.close"]
     assert sent[-1]["code"] == 1011
+
+
+@pytest.mark.parametrize(("ours", "logged"), [(None, 1001), (4401, 4401)])
+async def test_a_closed_socket_is_logged_with_the_code_of_who_closed_it(
+    ours: int | None, logged: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if ours is not None:
+            await send({"type": "websocket.close", "code": ours})
+        await receive()
+
+    async def leaves() -> Message:
+        return {"type": "websocket.disconnect", "code": 1001}
+
+    with caplog.at_level(logging.DEBUG, "penstock"):
+        await exchange(Edge(app, app, edge_of(gateway_context())), socket_scope("/v1/ws"), leaves)
+    (line,) = (parts_of(one) for one in caplog.records if "socket.closed" in one.getMessage())
+    assert line[1]["status"] == logged
+
+
+async def test_calls_without_a_caller_are_logged_for_debugging_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async with Site().client() as client:
+        with caplog.at_level(logging.INFO, "penstock"):
+            assert (await client.get(REQUESTS, headers={"host": "evil.example"})).status_code == 403
+            assert "http.answered" not in caplog.text
+            await client.get(REQUESTS)
+            assert "http.answered" in caplog.text
 
 
 async def test_a_refused_socket_confirms_the_subprotocol_so_that_browsers_see_the_code() -> None:

@@ -87,13 +87,14 @@ def test_the_memory_of_workers_that_stopped_is_not_counted(view: View) -> None:
     assert facts_of(view).gauges().device_memory[("cuda:0", "limit")] == 200
 
 
-def test_what_is_half_read_is_in_no_gauge(view_gateway: ViewGateway) -> None:
+def test_what_is_half_read_is_in_no_gauge(view_gateway: ViewGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of the past may have ended since: 0 as a depth would end the workers that they need."""
     view, known = view_gateway.view, facts_of(view_gateway.view)
     at_ms = now_ms()
     view.fleet.models = {("m", ""): model_info(updated_at=at_ms)}
-    view.begin_backfill(Backfill({}, {REQUESTS: 1}, 0, at_ms))
-    view.apply_backfill([view_gateway.message(REQUESTS, request(model="m"))])
+    monkeypatch.setattr("penstock.gateway.view.view.COUNTED_AT_ONCE", 1)
+    view.begin_backfill(Backfill({}, {REQUESTS: 2}, 0, at_ms))
+    view.apply_backfill([view_gateway.message(REQUESTS, request(name, model=name)) for name in "mn"])
     view_gateway.read(REQUESTS, request("new", model="m"), timestamp_ms=at_ms)
     names = ("queue_depth", "oldest_age_seconds", "model_depth", "model_oldest_age_seconds", "model_queue_depth")
 
@@ -101,12 +102,13 @@ def test_what_is_half_read_is_in_no_gauge(view_gateway: ViewGateway) -> None:
         page = GatewayMetrics(known.gauges).render().decode()
         return tuple(f"\npenstock_{name}{{" in page for name in names)
 
-    assert (known.gauges().inflight, known.stats()["inflight"], view.live_count) == (1, 1, 2)
+    assert (known.gauges().inflight, known.stats()["inflight"], view.live_count) == (1, 1, 3)
     assert shown() == (False,) * 5
-    view.end_backfill()
-    assert (known.gauges().inflight, known.stats()["inflight"]) == (2, 2)
+    passes = [(known.gauges().inflight, shown(), known.history_until_ms() is None) for _ in view.end_backfill()]
+    assert passes == [(1, (False,) * 5, False), (2, (False,) * 5, False)]
+    assert (known.gauges().inflight, known.stats()["inflight"], known.history_until_ms()) == (3, 3, None)
     assert shown() == (True,) * 5
-    assert known.gauges().queue_depth["medium"] == 2
+    assert known.gauges().queue_depth["medium"] == 3
 
 
 async def test_a_dry_run_knows_the_turns_of_its_class_that_are_not_done(view: View) -> None:
@@ -391,17 +393,12 @@ def test_a_request_behind_one_says_so_and_no_other(view: View) -> None:
 def test_a_request_that_runs_has_its_device_and_the_time_of_its_first_token(
     view_gateway: ViewGateway, replicas: list[ModelState], device: str | None
 ) -> None:
-    view = view_gateway.view
-    view.fleet.workers["w"] = worker(
-        "w",
-        *replicas,
-        devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9, reserved_bytes=0, used_bytes=0)],
-    )
-    view.accepted(request(stream=True))
-    facts = facts_of(view)
+    device_of_w = DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9, reserved_bytes=0, used_bytes=0)
+    view_gateway.view.accepted(request(stream=True))
 
     def shown() -> tuple[Any, Any]:
-        (found,) = facts.requests([view_gateway.entry()])
+        view_gateway.view.fleet.workers["w"] = worker("w", *replicas, devices=[device_of_w])
+        (found,) = facts_of(view_gateway.view).requests([view_gateway.entry()])
         return found["device"], found["first_token_at"]
 
     assert shown() == (None, None)
@@ -410,12 +407,6 @@ def test_a_request_that_runs_has_its_device_and_the_time_of_its_first_token(
     view_gateway.read(RESULTS, chunk("a", 0), timestamp_ms=3_000)
     view_gateway.read(RESULTS, chunk("b", 1), timestamp_ms=4_000)
     view_gateway.reopen()
-    view, facts = view_gateway.view, facts_of(view_gateway.view)
-    view.fleet.workers["w"] = worker(
-        "w",
-        *replicas,
-        devices=[DeviceState(device="gpu-1:9", kind="gpu", total_bytes=9, reserved_bytes=0, used_bytes=0)],
-    )
     assert shown() == (device, rfc3339(3_000))
     view_gateway.read(RESULTS, outcome(device="gpu-1:7"))
     assert shown() == ("gpu-1:7", None), "timings has it"

@@ -61,21 +61,23 @@ def test_an_alias_or_task_of_one_live_worker_is_served_whoever_wrote_last(last: 
     assert known.unsure == {("m", None)}
 
 
-def test_what_no_live_worker_has_any_more_is_not_served() -> None:
-    gone = said("w2", chat(aliases=["old"]), state="stopped")
-    (known,) = fed(info(aliases=["old"], worker_id="w2"), gone, said("w1", chat())).known(NOW, LATE).models
-    assert known.aliases == []
+OF_W2, EARLIER = info(aliases=["old"], worker_id="w2"), said("w1", model_state("m"))
 
 
-def test_a_worker_of_an_earlier_release_does_not_tell_and_its_record_counts() -> None:
-    (known,) = fed(info(aliases=["other"]), said("w1", model_state("m"))).known(NOW, LATE).models
-    assert known.aliases == ["other"]
-
-
-def test_beside_workers_of_a_newer_release_the_record_of_an_earlier_one_counts() -> None:
-    known = fed(info(aliases=["old"]), said("w1", model_state("m")), said("w2", chat(aliases=["new"]))).known(NOW, LATE)
-    assert sorted(known.models[0].aliases) == ["new", "old"]
-    assert known.unsure
+@pytest.mark.parametrize(
+    ("records", "aliases", "unsure"),
+    [
+        ([OF_W2, said("w2", chat(aliases=["old"]), state="stopped"), said("w1", chat())], [], False),
+        ([info(aliases=["other"]), EARLIER], ["other"], False),
+        ([info(aliases=["old"]), EARLIER, said("w2", chat(aliases=["new"]))], ["new", "old"], True),
+    ],
+    ids=["no live worker has it", "a worker of an earlier release tells none", "beside workers of a newer release"],
+)  # fmt: skip
+def test_which_aliases_are_served(records: list[Any], aliases: list[str], unsure: bool) -> None:
+    """The record of a model counts as long as a worker of an earlier release lives."""
+    known = fed(*records).known(NOW, LATE)
+    assert [sorted(one.aliases) for one in known.models] == [aliases]
+    assert bool(known.unsure) is unsure
 
 
 def test_a_silent_worker_is_missed_while_nobody_has_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,31 +180,30 @@ def test_loads_and_evictions_follow_from_the_reports_of_a_worker() -> None:
     assert [one.load_seconds for one in fleet.model_events.newest() if one.event == "loaded"] == [None, 2.5]
 
 
-def test_a_removed_model_is_unloaded_once_nothing_holds_its_memory() -> None:
-    holds = [
-        DeviceState(
-            device="cpu",
-            kind="cpu",
-            total_bytes=9,
-            reserved_bytes=1,
-            used_bytes=1,
-            holders=[DeviceHolder(model="m", bytes=1)],
-        )
-    ]
-    reports = [said("w1", chat(), ago_ms=9, devices=holds), *(said("w1", ago_ms=ms, devices=holds) for ms in (8, 7))]
-    fleet = fed(*reports)
-    assert events(fleet) == []
-    hear(fleet, said("w1", ago_ms=6), NOW)
-    assert events(fleet) == [("unloaded", "m", "removed")]
+HOLDER = DeviceHolder(model="m", bytes=1)
+HOLDS = [DeviceState(device="cpu", kind="cpu", total_bytes=9, reserved_bytes=1, used_bytes=1, holders=[HOLDER])]
+REMOVED = [said("w1", chat(), ago_ms=9, devices=HOLDS), *(said("w1", ago_ms=ms, devices=HOLDS) for ms in (8, 7))]
+LOADED = [said("w1", chat(), ago_ms=20), said("w2", chat(), ago_ms=15)]
+STOPPED, RESTARTED, LOST = (("unloaded", "m", f"worker_{why}") for why in ("stopped", "restarted", "lost"))
+TWO_PROCESSES = [said("w1", chat(), ago_ms=1_000 - at, started_at=1 + at % 2) for at in range(100)]
 
 
 @pytest.mark.parametrize(
-    ("last", "reason"), [({"state": "stopped"}, "worker_stopped"), ({"started_at": 2}, "worker_restarted")]
+    ("reports", "found"),
+    [
+        pytest.param(REMOVED, [], id="a removed model whose memory is held"),
+        pytest.param([*REMOVED, said("w1", ago_ms=6)], [("unloaded", "m", "removed")], id="nothing holds its memory"),
+        pytest.param([*LOADED, said("w1", ago_ms=10, state="stopped")], [STOPPED], id="its worker stops"),
+        pytest.param([*LOADED, said("w1", ago_ms=10, started_at=2)], [RESTARTED], id="its worker starts again"),
+        pytest.param([said("w1", chat(), state="stopped")], [], id="stopped: when it was loaded is not known"),
+        pytest.param([said("w1", chat(), started_at=2)], [], id="started: when it was loaded is not known"),
+        pytest.param([said("w1", chat()), "w1"], [LOST], id="the record is taken away"),
+        pytest.param([*LOADED, said("w1", ago_ms=10, state="stopped"), "w1"], [STOPPED], id="of a stopped worker"),
+        pytest.param(TWO_PROCESSES, [RESTARTED, ("loaded", "m", None)], id="two processes with one id"),
+    ],
 )
-def test_what_a_worker_had_loaded_is_unloaded_when_it_stops_or_starts_anew(last: dict[str, Any], reason: str) -> None:
-    fleet = fed(said("w1", chat(), ago_ms=20), said("w2", chat(), ago_ms=15), said("w1", ago_ms=10, **last))
-    assert events(fleet) == [("unloaded", "m", reason)]
-    assert events(fed(said("w1", chat(), **last))) == [], "when it was loaded is not known"
+def test_when_a_model_is_unloaded(reports: list[Any], found: list[tuple[str, str, str | None]]) -> None:
+    assert events(fed(*reports)) == found
 
 
 def forgotten(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, at_ms: int) -> None:
@@ -233,18 +234,6 @@ def test_what_a_worker_had_loaded_that_was_killed_and_forgotten_is_unloaded_at_i
     assert events(fleet)[2:] == [("loaded", "m", None)], "it was alive: this gateway had not heard of it"
 
 
-def test_what_a_worker_had_loaded_is_unloaded_when_its_record_is_taken_away() -> None:
-    assert events(fed(said("w1", chat()), "w1")) == [("unloaded", "m", "worker_lost")]
-    assert events(fed(said("w1", chat(), ago_ms=20), said("w1", chat(), ago_ms=10, state="stopped"), "w1")) == [
-        ("unloaded", "m", "worker_stopped")
-    ]
-
-
-def test_two_processes_with_one_id_write_one_restart() -> None:
-    reports = [said("w1", chat(), ago_ms=1_000 - at, started_at=1 + at % 2) for at in range(100)]
-    assert events(fed(*reports)) == [("unloaded", "m", "worker_restarted"), ("loaded", "m", None)]
-
-
 def test_a_worker_counts_that_starts_with_its_clock_set_back() -> None:
     fleet = fed(said("w1", chat(), started_at=5_000))
     hear(fleet, said("w1", started_at=10, updated_at=20), NOW + 70_000)
@@ -257,79 +246,52 @@ DECLARED = [
 ]
 
 
-def declared(*records: ModelInfo | WorkerState | str) -> set[tuple[str, str | None]]:
-    """The models that are known, and the pools of each, of a gateway whose file has DECLARED."""
-    fleet = fed(*records)
-    fleet.declare(DECLARED)
-    return {(one.model, one.pool) for one in fleet.known(NOW, LATE).models}
-
-
-def test_a_model_of_the_file_is_known_before_any_worker_of_its_pool_has_lived() -> None:
-    assert declared() == {("m", None), ("gpu-m", "gpu")}
-    assert declared(said("w1", chat())) == {("gpu-m", "gpu")}, "a worker that serves another file knows better"
-    assert declared(info(), said("w1", chat())) == {("m", None), ("gpu-m", "gpu")}
-    assert declared(said("w2", pool="gpu")) == {("m", None)}
-
-
-def test_a_model_of_the_file_outlives_its_last_worker_by_more_than_a_day() -> None:
-    old = {"updated_at": NOW - HORIZON_MS - 1}
-    assert declared(info("gpu-m", pool="gpu", **old), info("left", **old)) == {("m", None), ("gpu-m", "gpu")}
-
-
-def test_a_model_of_the_file_is_not_known_for_good_beside_workers_without_it() -> None:
-    """Its worker was killed, and those that live read other files."""
-    serves_another = said("w2", model_state("else", tasks=CHAT), pool="gpu")
-    missed, old = NOW - ABSENT_MS - 1, NOW - HORIZON_MS - 1
-    assert ("gpu-m", "gpu") in declared(info("gpu-m", pool="gpu", updated_at=missed), serves_another)
-    assert declared(info("gpu-m", pool="gpu", updated_at=old), serves_another) == {("m", None)}
-
-
-def test_what_a_live_worker_serves_is_known_however_old_its_record_is() -> None:
-    """The first worker after a day without one reports before it writes the record anew."""
-    served = said("w1", model_state("gpu-m", tasks=CHAT), pool="gpu")
-    assert ("gpu-m", "gpu") in declared(info("gpu-m", pool="gpu", updated_at=NOW - HORIZON_MS - 1), served)
-
-
-def test_an_entry_without_a_pool_is_where_workers_reported_it() -> None:
-    """Any worker that reads it serves it: taken for one of the common pool, its requests would wait there."""
-    for at_ms in (NOW, NOW - HORIZON_MS - 1):
-        assert declared(info("m", pool="gpu", updated_at=at_ms)) == {("m", "gpu"), ("gpu-m", "gpu")}
-    left = info("m", pool="chat", updated_at=NOW - HORIZON_MS - 1)
-    assert declared(left, said("w2", OTHER, pool="chat")) == {("m", None), ("gpu-m", "gpu")}
-
-
 def order(name: str, pool: str | None = None, **fields: Any) -> DesiredState:
     return DesiredState(kind="model", name=name, pool=pool, action="order", created_at=1, **fields)
 
 
-def after(orders: list[DesiredState], *records: ModelInfo) -> set[tuple[str, str | None]]:
-    """As `declared`, with these orders."""
+M, GPU = ("m", None), ("gpu-m", "gpu")
+MISSED, OLD = NOW - ABSENT_MS - 1, NOW - HORIZON_MS - 1
+ELSE_THERE = said("w2", OTHER, pool="gpu")
+SERVES_IT = said("w1", model_state("gpu-m", tasks=CHAT), pool="gpu")
+GONE, M_GONE = order("gpu-m", "gpu", removed=True), order("m", "gpu", removed=True)
+NEW = order("new", "gpu", entry=json.dumps({"id": "new", "source": "x", "engine": "noop", "tasks": CHAT}))
+OF_GPU = {"model": "gpu-m", "pool": "gpu"}
+
+
+@pytest.mark.parametrize(
+    ("records", "orders", "known"),
+    [
+        pytest.param([], [], {M, GPU}, id="before any worker has lived"),
+        pytest.param([said("w1", chat())], [], {GPU}, id="a worker that serves another file knows better"),
+        pytest.param([info(), said("w1", chat())], [], {M, GPU}, id="a worker that has written a record"),
+        pytest.param([said("w2", pool="gpu")], [], {M}, id="a worker of the pool"),
+        pytest.param([info(**OF_GPU, updated_at=OLD), info("left", updated_at=OLD)], [], {M, GPU}, id="a day later"),
+        pytest.param([info(**OF_GPU, updated_at=MISSED), ELSE_THERE], [], {M, GPU}, id="killed, beside other files"),
+        pytest.param([info(**OF_GPU, updated_at=OLD), ELSE_THERE], [], {M}, id="a day later beside other files"),
+        # The first worker after a day without one reports before it writes the record again.
+        pytest.param([info(**OF_GPU, updated_at=OLD), SERVES_IT], [], {M, GPU}, id="an old record, a live worker"),
+        # Any worker that reads an entry without a pool serves it: in the common pool its requests would wait.
+        pytest.param([info(pool="gpu", updated_at=NOW)], [], {("m", "gpu"), GPU}, id="no pool: where it was reported"),
+        pytest.param([info(pool="gpu", updated_at=OLD)], [], {("m", "gpu"), GPU}, id="no pool: reported a day ago"),
+        pytest.param([info(pool="chat", updated_at=OLD), said("w2", OTHER, pool="chat")], [], {M, GPU}, id="it left"),
+        # A request for a removed model would start a worker, which cannot serve it.
+        pytest.param([], [GONE], {M}, id="removed from its pool"),
+        pytest.param([], [GONE, order("m", removed=True)], set(), id="all are removed"),
+        pytest.param([], [order("gpu-m", "other", removed=True), order("m", "gpu", paused=True)], {M, GPU},
+                     id="removed from another pool"),
+        pytest.param([], [M_GONE], {GPU}, id="no pool: not in the common pool instead"),
+        pytest.param([info(pool="chat")], [M_GONE], {("m", "chat"), GPU}, id="no pool: it is in another"),
+        pytest.param([], [NEW], {M, GPU, ("new", "gpu")}, id="added"),
+        pytest.param([info("new", pool="gpu", updated_at=OLD)], [NEW], {M, GPU, ("new", "gpu")}, id="added long ago"),
+    ],
+)  # fmt: skip
+def test_which_models_of_the_file_are_known(
+    records: list[Any], orders: list[DesiredState], known: set[tuple[str, str | None]]
+) -> None:
     fleet = fed(*records)
     fleet.declare(DECLARED)
-    assert fleet.known(NOW, LATE).models
-    fleet.follow(orders)
-    return {(one.model, one.pool) for one in fleet.known(NOW, LATE).models}
-
-
-def test_an_order_removes_a_model_of_the_file_from_its_pool_alone() -> None:
-    """A request for it would start a worker, which cannot serve it."""
-    gone = order("gpu-m", "gpu", removed=True)
-    assert after([gone]) == {("m", None)}
-    assert after([gone, order("m", removed=True)]) == set()
-    assert after([order("gpu-m", "other", removed=True), order("m", "gpu", paused=True)]) == {
-        ("m", None),
-        ("gpu-m", "gpu"),
-    }
-
-
-def test_an_entry_without_a_pool_that_an_order_removes_is_not_in_the_common_pool_instead() -> None:
-    assert after([order("m", "gpu", removed=True)]) == {("gpu-m", "gpu")}
-    assert after([order("m", "gpu", removed=True)], info("m", pool="chat")) == {("m", "chat"), ("gpu-m", "gpu")}
-
-
-def test_a_model_that_an_order_added_outlives_its_last_worker_by_more_than_a_day() -> None:
-    entry = {"id": "new", "source": "x", "engine": "noop", "tasks": CHAT}
-    added = order("new", "gpu", entry=json.dumps(entry))
-    known = {("m", None), ("gpu-m", "gpu"), ("new", "gpu")}
-    assert after([added]) == known
-    assert after([added], info("new", pool="gpu", updated_at=NOW - HORIZON_MS - 1)) == known
+    if orders:
+        assert fleet.known(NOW, LATE).models
+        fleet.follow(orders)
+    assert {(one.model, one.pool) for one in fleet.known(NOW, LATE).models} == known

@@ -108,6 +108,27 @@ async def test_ends_that_were_read_beyond_are_not_believed_at_once(
     assert await ends.of_now(2) == told, "the log has lost its end"
 
 
+async def test_empty_ranges_are_asked_for_once_nothing_moves(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the past is read in the order of time most partitions wait for one, and each look is a new consumer."""
+    at, goal, asked = {RESULT: 0, REQUEST: 3}, {RESULT: 20, REQUEST: 7}, list[dict[TP, Any]]()
+
+    def empty(_: KafkaSettings, ranges: dict[TP, tuple[int, int]]) -> dict[TP, int]:
+        asked.append(ranges)
+        return {tp: end for tp, (_, end) in ranges.items()}
+
+    monkeypatch.setattr(ends_module, "empty_ranges", empty)
+    monkeypatch.setattr(ends_module, "STANDSTILL_S", 0.05)
+    monkeypatch.setattr(ends_module, "LOOK_S", 0)
+    view: Any = SimpleNamespace(offsets=lambda: at)
+    reaching = asyncio.ensure_future(Ends(KafkaSettings(), view, threads).reach(goal, 30))
+    for offset in range(1, 20):
+        at[RESULT] = offset
+        await asyncio.sleep(0.02)
+    assert not asked, "the result topic moves"
+    await reaching
+    assert asked == [{RESULT: (19, 20), REQUEST: (3, 7)}]
+
+
 # -- topics that do not exist are remembered for a moment
 
 

@@ -21,6 +21,9 @@ from kit.gateway_http import call, gateway_app, gateway_context
 from kit.records import ORIGIN, model_info, model_state, outcome, request, status, worker
 from penstock.common.clock import now_ms
 from penstock.common.desired import Desired
+from penstock.gateway import connecting
+from penstock.gateway.connecting import Connecting
+from penstock.gateway.context import context_of_app
 from penstock.gateway.edge.auth import AuthPolicy
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.metrics import GatewayMetrics, Gauges
@@ -32,7 +35,7 @@ from penstock.gateway.view.follower import Readiness
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import judge
 from penstock.gateway.view.view import View
-from penstock.schemas.errors import BrokerUnavailable, InsufficientCapacity, Overloaded
+from penstock.schemas.errors import BrokerRefused, BrokerUnavailable, InsufficientCapacity, Overloaded
 from penstock.schemas.records import DesiredState, ModelInfo, Timings, Usage, WorkerState
 from support import wait_until_async
 
@@ -80,6 +83,32 @@ async def test_operators_see_why_a_load_failed_and_probes_do_not(view: View, tmp
         assert await reason(without_keys, host=host) == told
 
 
+async def test_operators_see_why_brokers_refuse_the_gateway_and_probes_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys.json"
+    key = create_key(keys, tenant="acme", scopes=["admin"])
+    app = gateway_app(health.router, policy=AuthPolicy.build(keys_file=keys))
+    refused = BrokerRefused('Kafka at kafka:9093 refuses this client; check kafka.security."sasl.password"')
+    monkeypatch.setattr(connecting.admin, "partition_counts", Mock(side_effect=refused))
+    context = context_of_app(app)
+    running = asyncio.create_task(Connecting(context).until_connected())
+    await wait_until_async(lambda: context.waits_for.cause is not None, 10)
+    running.cancel()
+    assert (await readiness(app)).json()["reason"] == BrokerRefused.PUBLIC
+    assert refused.message in (await readiness(app, authorization=f"Bearer {key}")).json()["reason"]
+    waits = context.awaited()
+    assert waits is not None
+    assert waits.message.endswith(BrokerRefused.PUBLIC)
+
+
+async def test_a_gateway_that_stops_is_not_ready(view: View) -> None:
+    app = site(view)
+    context_of_app(app).draining = True
+    answer = await readiness(app)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "this gateway stops")
+
+
 async def test_files_that_differ_between_workers_are_reported(view: View) -> None:
     app = site(view)
     view.fleet.workers["v"] = replace(view.fleet.workers["w"], worker_id="v", models=[])
@@ -107,7 +136,7 @@ async def test_a_dependency_that_fails_is_reported_and_calls_are_still_served(vi
     assert await reason(app) == "the artifact store cannot be used"
     assert (await readiness(app, "?require=workers")).status_code == 200, "no worker is missing"
     shown = (await readiness(app)).json()["dependencies"]
-    names = ("orders", "transactions", "keys")
+    names = ("orders", "transactions", "usage", "keys")
     expected = [("artifacts", False, "the artifact store cannot be used"), *((name, True, None) for name in names)]
     assert [(one["name"], one["ok"], one["reason"]) for one in shown] == expected
     assert shown[1]["checked_at"].endswith("Z")

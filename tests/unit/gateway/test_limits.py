@@ -134,38 +134,31 @@ def test_many_cancels_at_once_leave_a_debt() -> None:
 CPU_MEMORY = "requirements.cpu_memory_bytes"
 
 
+ALL = Limits(models=("a",), pools=("p",), max_priority=4, max_vram_bytes=9)
+
+
 @pytest.mark.parametrize(
-    ("limits", "fields", "param"),
+    ("limits", "fields", "model", "param"),
     [
-        (Limits(models=("a",)), {"model": "b"}, "model"),
-        (Limits(models=("a",)), {}, "model"),
-        (Limits(pools=("p",)), {"pool": "q"}, "pool"),
-        (Limits(max_priority=4), {"priority": 3}, "priority"),
-        (Limits(max_vram_bytes=9), {"requirements": Requirements(vram_bytes=10)}, "requirements.vram_bytes"),
-        (Limits(max_cpu_memory_bytes=9), {"requirements": Requirements(cpu_memory_bytes=10)}, CPU_MEMORY),
+        (Limits(models=("a",)), {"model": "b"}, None, "model"),
+        (Limits(models=("a",)), {}, None, "model"),
+        (Limits(pools=("p",)), {"pool": "q"}, None, "pool"),
+        (Limits(max_priority=4), {"priority": 3}, None, "priority"),
+        (Limits(max_vram_bytes=9), {"requirements": Requirements(vram_bytes=10)}, None, "requirements.vram_bytes"),
+        (Limits(max_cpu_memory_bytes=9), {"requirements": Requirements(cpu_memory_bytes=10)}, None, CPU_MEMORY),
+        (ALL, {"model": "a", "pool": "p", "requirements": Requirements(vram_bytes=9)}, None, None),
+        (ALL, {"model": "alias"}, "a", None),
+        (ALL, {}, "a", None),
+        (ALL, {"task": "conversation_items"}, None, None),  # it asks no model
     ],
 )
-def test_what_a_tenant_or_key_may_not_ask_for_is_forbidden(
-    limits: Limits, fields: dict[str, object], param: str
+def test_what_a_tenant_or_key_may_ask_for(
+    limits: Limits, fields: dict[str, Any], model: str | None, param: str | None
 ) -> None:
     of_tenant, of_key = Caller(key_id="k"), Caller(key_id="k", limits=limits)
     for allowances, caller in ((Allowances(defaults=limits), of_tenant), (Allowances(), of_key)):
-        with refused(Forbidden, param=param):
-            allowances.check(caller, request(**fields), None)
-
-
-@pytest.mark.parametrize(
-    ("fields", "model"),
-    [
-        ({"model": "a", "pool": "p", "requirements": Requirements(vram_bytes=9)}, None),
-        ({"model": "alias"}, "a"),
-        ({}, "a"),
-        ({"task": "conversation_items"}, None),  # it asks no model
-    ],
-)
-def test_a_request_within_the_limits_passes(fields: dict[str, Any], model: str | None) -> None:
-    limits = Limits(models=("a",), pools=("p",), max_priority=4, max_vram_bytes=9)
-    Allowances().check(Caller(key_id="k", limits=limits), request(**fields), model)
+        with refused(None if param is None else Forbidden, param=param):
+            allowances.check(caller, request(**fields), model)
 
 
 def test_settings_hold_for_tenants_and_without_keys_only_what_is_set(tmp_path: Path) -> None:

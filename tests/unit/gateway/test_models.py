@@ -27,45 +27,41 @@ MODELS = [SMOL, model_info("mini", "embedding"), BIG]
 # -- names
 
 
-@pytest.mark.parametrize(
-    ("task", "name", "pool", "found"),
-    [
-        *(("text_generation", name, None, "smol") for name in ("smol", "default", None)),
-        ("embedding", "mini", None, "mini"),
-        ("text_generation", "big", "p", "big"),
-        ("text_generation", "any", "not-reported-yet", None),
-        ("image_generation", None, "not-reported-yet", None),
-    ],
-)
-def test_names_that_are_found(task: str, name: str | None, pool: str | None, found: str | None) -> None:
-    assert find_model(MODELS, task, name, pool) == found
-
-
-def test_a_name_waits_while_no_model_is_reported_and_between_two_the_workers_choose() -> None:
-    assert [find_model([], "text_generation", name, None) for name in ("anything", None)] == [None, None]
-    assert find_model([model_info("a", "embedding"), model_info("b", "embedding")], "embedding", None, None) is None
-    declared = [model_info("a", worker_id="")]
-    asked = [("text_generation", "a"), ("text_generation", None), ("text_generation", "b"), ("image_editing", None)]
-    assert [find_model(declared, task, name, None) for task, name in asked] == ["a", "a", None, None], "not by workers"
-
-
-SERVED_ARE = "tasks that are served:"
+TEXT, SERVED_ARE = "text_generation", "tasks that are served:"
+TWO = [model_info("a", "embedding"), model_info("b", "embedding")]
+DECLARED = [model_info("a", worker_id="")]
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "pool", "message"),
+    ("models", "task", "name", "pool", "found", "message"),
     [
-        ("text_generation", "none", None, "does not exist.*for text_generation there are smol"),
-        ("text_generation", "mini", None, "does not do text_generation"),
-        ("text_generation", "big", None, "does not exist"),
-        ("text_generation", "smol", "p", "does not exist"),
-        ("image_generation", None, None, f"^no model does image_generation; {SERVED_ARE} embedding, text_generation$"),
-        ("embedding", None, "p", f"^no model of the pool p does embedding; {SERVED_ARE} text_generation$"),
+        *((MODELS, TEXT, name, None, "smol", None) for name in ("smol", "default", None)),
+        (MODELS, "embedding", "mini", None, "mini", None),
+        (MODELS, TEXT, "big", "p", "big", None),
+        (MODELS, TEXT, "any", "not-reported-yet", None, None),
+        (MODELS, "image_generation", None, "not-reported-yet", None, None),
+        # A name waits while no model is reported; between two the workers choose.
+        *(([], TEXT, name, None, None, None) for name in ("anything", None)),
+        (TWO, "embedding", None, None, None, None),
+        # Declared, and not by workers.
+        *((DECLARED, TEXT, name, None, "a", None) for name in ("a", None)),
+        (DECLARED, TEXT, "b", None, None, None),
+        (DECLARED, "image_editing", None, None, None, None),
+        (MODELS, TEXT, "none", None, None, "does not exist.*for text_generation there are smol"),
+        (MODELS, TEXT, "mini", None, None, "does not do text_generation"),
+        (MODELS, TEXT, "big", None, None, "does not exist"),
+        (MODELS, TEXT, "smol", "p", None, "does not exist"),
+        (MODELS, "image_generation", None, None, None,
+         f"^no model does image_generation; {SERVED_ARE} embedding, text_generation$"),
+        (MODELS, "embedding", None, "p", None,
+         f"^no model of the pool p does embedding; {SERVED_ARE} text_generation$"),
     ],
-)
-def test_names_that_are_not_found(task: str, name: str | None, pool: str | None, message: str) -> None:
-    with refused(ModelNotFound, message, http_status=404, param="model"):
-        find_model(MODELS, task, name, pool)
+)  # fmt: skip
+def test_which_model_a_name_finds(
+    models: list[ModelInfo], task: str, name: str | None, pool: str | None, found: str | None, message: str | None
+) -> None:
+    with refused(None if message is None else ModelNotFound, message, http_status=404, param="model"):
+        assert find_model(models, task, name, pool) == found
 
 
 # -- the public list
@@ -221,27 +217,30 @@ def test_an_ordered_entry_says_whether_the_model_is_pinned_and_preloaded(
     assert (unordered["pinned"], unordered["preload"]) == (False, None)
 
 
-@pytest.mark.parametrize(("name", "pool", "found"), [("default", None, None), ("smol", None, None), ("smol", "p", "p")])
-def test_a_model_is_found_by_id_alias_and_pool(name: str, pool: str | None, found: str | None) -> None:
-    shown = find_one(admin_models([*MODELS, model_info("smol", pool="p")], [], {}, []), name, pool)
-    assert (shown["id"], shown["pool"]) == ("smol", found)
+WITH_P = [*MODELS, model_info("smol", pool="p")]
+TWELVE = [model_info(f"m{number}", "x") for number in range(10, 22)]
+TEN_OF_TWELVE = "there are m10, m11, m12, m13, m14, m15, m16, m17, m18, m19 and 2 more$"
 
 
 @pytest.mark.parametrize(
-    ("models", "name", "pool", "error", "message"),
+    ("models", "name", "pool", "error", "found"),
     [
+        (WITH_P, "default", None, None, ("smol", None)),
+        (WITH_P, "smol", None, None, ("smol", None)),
+        (WITH_P, "smol", "p", None, ("smol", "p")),
         ([BIG, replace(BIG, pool="q")], "big", None, InvalidRequest, "in the pools p, q"),
-        ([*MODELS, model_info("smol", pool="p")], "mini", "p", ModelNotFound, "there are big, smol"),
-        ([model_info(f"m{number}", "x") for number in range(10, 22)], "q", None, ModelNotFound,
-         "there are m10, m11, m12, m13, m14, m15, m16, m17, m18, m19 and 2 more$"),
+        (WITH_P, "mini", "p", ModelNotFound, "there are big, smol"),
+        (TWELVE, "q", None, ModelNotFound, TEN_OF_TWELVE),
         ([], "q", None, ModelNotFound, "there is none"),
     ],
-)  # fmt: skip
-def test_a_model_that_is_not_found_is_refused_with_the_models_there_are(
-    models: list[ModelInfo], name: str, pool: str | None, error: type[Exception], message: str
+)
+def test_one_model_is_found_by_id_alias_and_pool_or_refused(
+    models: list[ModelInfo], name: str, pool: str | None, error: Any, found: Any
 ) -> None:
-    with pytest.raises(error, match=message):
-        find_one(public_models(models), name, pool)
+    for listed in (public_models(models), admin_models(models, [], {}, [])):
+        with refused(error, None if error is None else found):
+            shown = find_one(listed, name, pool)
+            assert (shown["id"], shown["pool"]) == found
 
 
 # -- what a model is able to do

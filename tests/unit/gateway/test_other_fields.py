@@ -51,6 +51,9 @@ def test_fields_of_other_servers_are_passed_to_every_model(kind: str) -> None:
     assert request.extra == {name: json.dumps(value) for name, value in passed.items()}
 
 
+HARMLESS_OF_TOOLS = {"async": False, "allowed_callers": ["direct"], "defer_loading": False}
+
+
 @pytest.mark.parametrize("unknown", ["refuse", "ignore"])
 @pytest.mark.parametrize(
     ("kinds", "fields"),
@@ -60,6 +63,10 @@ def test_fields_of_other_servers_are_passed_to_every_model(kind: str) -> None:
         (TEXT, {"best_of": 1, "use_beam_search": False, "add_generation_prompt": True, "skip_special_tokens": True}),
         (TEXT, {"stream": True, "stream_options": {"continuous_usage_stats": True, "include_obfuscation": True}}),
         (("response",), {"truncation": "auto"}),
+        (("response",), {"reasoning": {"context": "auto", "mode": "standard"}}),
+        (("response",), {"image": {"context_compression": "disabled"}}),
+        (("response",), {"include": ["file_search_call.results", "reasoning.encrypted_content"]}),
+        (("response",), {"tools": [{"type": "function", "name": "f", "parameters": {}, **HARMLESS_OF_TOOLS}]}),
         (("image",), {"quality": "standard"}),
         (tuple(BODIES), {"whim": None}),
     ],
@@ -196,23 +203,6 @@ def test_what_was_said_before_is_not_judged() -> None:
     request, ignored = asked("response", {"input": items})
     roles = [one["role"] for one in request.payload["messages"]]
     assert (roles, ignored) == (["user", "assistant", "assistant", "tool"], [])
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {
-            "tools": [
-                RESPONSE_TOOL["tools"][0] | {"async": False, "allowed_callers": ["direct"], "defer_loading": False}
-            ]
-        },
-        {"reasoning": {"context": "auto", "mode": "standard"}},
-        {"image": {"context_compression": "disabled"}},
-        {"include": ["file_search_call.results", "reasoning.encrypted_content"]},
-    ],
-)
-def test_fields_of_responses_pass_with_a_value_that_changes_nothing(fields: dict[str, Any]) -> None:
-    assert asked("response", fields)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from kit.records import gateway_state, model_info, model_state, worker
 from penstock.cli.main import app
 from penstock.common.desired import Desired
 from penstock.gateway.dead_letters.letters import LetterCount
+from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.limits import Limits
+from penstock.gateway.metrics import GatewayMetrics
 from penstock.gateway.routes.operator_answers import Dependency
 from penstock.gateway.service.dependencies import Problem, Tried
 from penstock.gateway.service.disks import Disk
@@ -73,6 +75,8 @@ def heard(gateway_id: str, ago_ms: int = 0, **fields: Any) -> GatewayState:
     return gateway_state(gateway_id, reported_at=NOW - ago_ms, **fields)
 
 
+DAY = 86_400_000
+CLIENT, REGISTRY = 'kafka.security."ssl.certificate.location"', "schema_registry.certificate_location"
 SHORT = {"waiting": {"memory": 2}}
 NO = Problem("no")
 LOST = live(updated_at=NOW - LATE - 1)
@@ -156,6 +160,30 @@ TELLS = [
         affects="3 requests wait",
         cause="no worker of the common pool serves a model for the task embedding",
     ),
+    tells(
+        "certificate_expires",
+        seen(
+            live("w", expiring_certificates={CLIENT: NOW + 3 * DAY}),
+            live("gone", updated_at=NOW - 90_000, expiring_certificates={CLIENT: NOW - DAY}),
+            gateways=[heard("gateway-h-1", expiring_certificates={CLIENT: NOW + 2 * DAY})],
+        ),
+        subject=CLIENT,
+        affects="new connections are refused from then on: of gateway-h-1, w",
+        cause="the certificate expires in 2.0 days, at 1970-01-03T02:46:40.000Z",
+        action=Action(label="find its file and renew it", command="penstock config show"),
+    ),
+    tells(
+        "certificate_expires",
+        seen(*(live(f"w{n}", expiring_certificates={REGISTRY: NOW - n}) for n in range(7))),
+        affects="new connections are refused from then on: of w0, w1, w2, w3, w4 and 2 more",
+        cause="the certificate expired at 1970-01-01T02:46:39.994Z",
+        action=Action(label="find its file and renew it, and restart the processes", command="penstock config show"),
+    ),
+    tells(
+        "certificate_expires",
+        seen(live("w", expiring_certificates={'kafka.security."ssl.ca.pem"': NOW})),
+        action=Action(label="find its file and renew it, and restart the processes", command="penstock config show"),
+    ),
     tells("files_differ", seen(live("a", model_state("chat"), model_state("extra")), live("b"))),
     tells("artifacts_unusable", seen(tried=[Tried("artifacts", 1, Problem("no", "disk full"))]), cause="no: disk full"),
     tells("orders_unusable", seen(tried=[Tried("orders", 1, NO)])),
@@ -222,6 +250,10 @@ TELLS = [
         affects="2 records of the last hour could not be read",
     ),
     tells("tenant_near_limit", tenant(limit=1_000, outstanding=950), cause="950 of 1,000 outstanding requests"),
+    tells("auth_failures", seen(unauthenticated_per_s=7.5), affects="nobody yet: each address is slowed on its own"),
+    tells("key_topic_unusable", seen(tried=[Tried("key_topic", 1, NO)])),
+    tells("audit_unusable", seen(tried=[Tried("audit", 1, NO)])),
+    tells("usage_unpublished", seen(tried=[Tried("usage", 1, NO)])),
     tells(
         "nothing_runs",
         seen(live(waiting={"gpu": 1}), waiting=[waits(requests=1, since_ms=NOW - 31_000)]),
@@ -237,6 +269,12 @@ def test_a_fault_is_told_with_its_cause(code: str, facts: Seen, expected: dict[s
     assert found.problem == code
     assert {name: getattr(found, name) for name in expected} == expected
     assert summary(facts, [found]) == "1 problem"
+
+
+def test_a_certificate_that_expired_is_listed_while_no_broker_answers() -> None:
+    own = heard("gateway-h-1", expiring_certificates={CLIENT: NOW - 1})
+    found = problems(seen(gateways=[own], brokers=Brokers("k:1", 6_001)))
+    assert [one.problem for one in found] == ["kafka_away", "certificate_expires"]
 
 
 @pytest.mark.parametrize("name", sorted({*get_args(get_type_hints(Dependency)["name"])} - {"transactions"}))
@@ -372,13 +410,50 @@ def test_a_model_of_another_pool_is_named() -> None:
     assert found.cause == "no worker of the common pool serves a model of this name; it is served in the pool night"
 
 
+def test_the_metric_has_the_list_of_the_last_look() -> None:
+    facts, metrics = Mock(), GatewayMetrics()
+    assert b'penstock_problems{pool="",problem="gateway_behind",subject=""} 1.0' in metrics.render()
+    watch = ProblemWatch(facts, AsyncMock(), Mock(), lambda: [], Allowances(), Path("/"))
+    metrics.read_problems = watch.counts
+    unknown = [waits(model=f"m{number}", pool=pool) for number, pool in enumerate((None, "night", "a", "b"))]
+    models = (CHAT, model_info("chat", pool="night"))
+    facts.moment.return_value = seen(live(reason="the broker is away"), models=models, waiting=unknown)
+    watch.look()
+    facts.moment.return_value = replace(facts.moment.return_value, now_ms=NOW + 10_000)
+    watch.look()
+    assert {one for one in metrics.render().decode().splitlines() if one.startswith("penstock_problems{")} == {
+        'penstock_problems{pool="",problem="model_unknown",subject=""} 1.0',
+        'penstock_problems{pool="night",problem="model_unknown",subject=""} 1.0',
+        'penstock_problems{pool="other",problem="model_unknown",subject=""} 2.0',
+        'penstock_problems{pool="night",problem="pool_without_worker",subject="night"} 1.0',
+        'penstock_problems{pool="other",problem="pool_without_worker",subject="other"} 2.0',
+        'penstock_problems{pool="",problem="worker_unwell",subject="w"} 1.0',
+    }
+    facts.moment.return_value = seen(brokers=Brokers("secret:9092", silent_ms=60_000))
+    watch.look()
+    assert b'penstock_problems{pool="",problem="kafka_away",subject=""} 1.0' in metrics.render()
+    facts.moment.return_value = seen()
+    watch.look()
+    assert b"penstock_problems{" not in metrics.render()
+
+
 def test_a_fault_of_the_judgement_is_a_problem_and_ends_nothing() -> None:
     facts = Mock()
-    facts.moment.side_effect = ValueError("odd")
-    watch = ProblemWatch(facts, AsyncMock(), Mock(), lambda: [], Mock(), Path("/"))
+    watch = ProblemWatch(facts, AsyncMock(), Mock(), lambda: [], Allowances(), Path("/"))
+    facts.moment.return_value = seen(waiting=[waits(pool="night")])
     watch.look()
-    (one,) = watch.to_json()["data"]
-    assert (one["problem"], "ValueError" in one["cause"]) == ("not_judged", True)
+    former = watch.to_json()["data"]
+    assert former
+    for error in (ValueError("odd"), ValueError("odd"), KeyError("odd")):
+        facts.moment.side_effect = error
+        watch.look()
+        one, *others = watch.to_json()["data"]
+        assert (one["problem"], type(error).__name__ in one["cause"]) == ("not_judged", True)
+        assert others == former
+        assert watch.to_json()["summary"] == f"{1 + len(former)} problems"
+    facts.moment.side_effect = None
+    watch.look()
+    assert watch.to_json()["data"] == former
 
 
 async def test_what_cannot_be_read_for_a_moment_stays_as_it_was_read() -> None:
@@ -389,7 +464,7 @@ async def test_what_cannot_be_read_for_a_moment_stays_as_it_was_read() -> None:
     limits = {"t": Limits(outstanding=5), "free": Limits()}
     orders.ordered.return_value = [order("class", "low")]
     letters.recent.return_value = [LetterCount(reason="engine_failed", letters=1, since_ms=3)]
-    watch = ProblemWatch(facts, orders, letters, lambda: [], limits.__getitem__, Path("/"))
+    watch = ProblemWatch(facts, orders, letters, lambda: [], Allowances(by_tenant=limits), Path("/"))
     expected = ["class_paused", "dead_letters", "tenant_near_limit"]
     for broken in (None, BrokerUnavailable("away")):
         orders.ordered.side_effect = broken

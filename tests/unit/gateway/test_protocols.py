@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
@@ -96,8 +97,8 @@ def made(kind: int, app: Any, transport: Any, **options: Any) -> Any:
     return protocol
 
 
-def open_socket(transport: Mock) -> Any:
-    """A socket after its handshake."""
+def open_socket(transport: Mock, **headers: str) -> Any:
+    """A socket whose handshake has come."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
@@ -107,9 +108,21 @@ def open_socket(transport: Mock) -> Any:
     transport.get_extra_info.return_value = None
     socket = made(1, app, transport, ws_per_message_deflate=False)
     client = ClientProtocol(parse_uri("ws://localhost/v1/ws"))
-    client.send_request(client.connect())
+    request = client.connect()
+    request.headers.update(headers)
+    client.send_request(request)
     socket.data_received(b"".join(client.data_to_send()))
     return socket
+
+
+async def test_debugging_logs_no_key_and_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "uvicorn.error")
+    socket = open_socket(Mock(), authorization="Bearer pk_secret")
+    await wait_until_async(lambda: socket.conn.state is State.OPEN)
+    socket.data_received(Frame(Opcode.TEXT, b"a prompt").serialize(mask=True))
+    assert "connection open" in caplog.text
+    assert "pk_secret" not in caplog.text
+    assert "prompt" not in caplog.text
 
 
 async def test_a_socket_whose_shutdown_fails_is_aborted(caplog: pytest.LogCaptureFixture) -> None:

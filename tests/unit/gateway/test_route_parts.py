@@ -201,6 +201,7 @@ def test_a_message_of_another_service() -> None:
         ({"inputImage": "data:image/png;base64,x"}, "inputImage"),
         ({"parameters": {"steps": 0}}, "parameters.steps"),
         ({"surprise": 1}, "surprise"),
+        ({"priority": -1}, "priority"),
     ],
 )
 def test_what_is_refused_is_named_as_the_body_has_it(change: dict[str, Any], param: str) -> None:

@@ -134,7 +134,7 @@ def test_which_paths_need_no_key() -> None:
     """None under /v1, but paths without a route."""
     public = {path for (_, path), declared in ROUTES.items() if declared.rules.access is not Access.CALLER}
     console = {"/", "/console", "/console/{name:path}"}
-    pages = {*console, "/docs", "/openapi.json", "/metrics", "/health", "/healthz", "/readyz"}
+    pages = {*console, "/docs", "/openapi.json", "/asyncapi.json", "/metrics", "/health", "/healthz", "/readyz"}
     assert {path for path in public if not path.startswith("/registry/")} == pages
     for path in ("/v1/nothing", "/favicon.ico", "/redoc", "/docs/oauth2-redirect", "/web/"):
         assert TABLE.rules("GET", path) is UNKNOWN
@@ -161,9 +161,12 @@ def test_files_and_hot_routes() -> None:
     """The framework redirects a path with a slash at its end; until then the same limits apply to its body."""
     assert TABLE.rules("POST", "/v1/artifacts/").takes is Takes.FILE
     hot = {key for key, declared in ROUTES.items() if declared.rules.hot is not None}
-    of_consoles = {("GET", f"/v1/admin/{name}") for name in ("stats", "waiting", "tenants", "problems", "devices")}
-    of_requests = {("POST", "/v1/requests"), ("POST", "/v1/chat/completions"), ("GET", "/v1/requests/{request_id}")}
-    assert hot == of_requests | of_consoles
+    assert hot == {
+        ("GET", "/v1/admin/overview"),
+        ("POST", "/v1/requests"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/v1/requests/{request_id}"),
+    }
 
 
 def test_the_first_declared_wins() -> None:

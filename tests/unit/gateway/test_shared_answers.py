@@ -68,15 +68,27 @@ async def test_who_does_not_ask_for_an_older_one_gets_its_own(route: Route, said
 
 
 async def test_paths_queries_and_callers_are_told_apart(route: Route) -> None:
-    asked = [
-        route.ask(),
-        route.ask("other"),
-        route.ask(path="/q"),
-        route.ask(query="a=1"),
-        route.ask(grant=NARROWED),
-        route.ask(grant=NARROWED),
+    apart: list[dict[str, Any]] = [
+        {},
+        {"tenant": "other"},
+        {"path": "/q"},
+        {"query": "a=1"},
+        *[{"grant": NARROWED}] * 2,
     ]
-    assert {bytes(one.body) for one in await asyncio.gather(*asked)} == {b"1", b"2", b"3", b"4", b"5", b"6"}
+    answers = await asyncio.gather(*(route.ask(**one) for one in apart))
+    assert {int(one.body) for one in answers} == {1, 2, 3, 4, 5, 6}
+
+
+async def test_a_table_and_json_of_the_same_are_held_apart(route: Route) -> None:
+    csv, caller = {"cache_control": "max-age=1", "accept": "text/csv;q=1, */*"}, Caller(tenant="all")
+    await route.ask()
+    assert await route.shared.held(asking(**csv), caller) is None
+    await route.shared.answer(asking(**csv), caller, route.make, "text/csv")
+    for headers, body, kind in ((csv, b"2", "text/csv"), ({"cache_control": "max-age=1"}, b"1", "application/json")):
+        held = await route.shared.held(asking(**headers), caller)
+        assert held is not None
+        assert (held.body, held.headers["content-type"].split(";")[0]) == (body, kind)
+        assert held.headers["vary"] == "accept"
 
 
 async def test_who_has_it_hears_so(route: Route) -> None:

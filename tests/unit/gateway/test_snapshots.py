@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from kit.records import REQUESTS, request
+from kit.records import REQUESTS, gateway_state, request
 from kit.view_gateway import ViewGateway, execute
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweep import listing_of, plan
@@ -26,13 +26,10 @@ from penstock.gateway.view.snapshot_writer import SnapshotWriter
 from penstock.gateway.view.snapshots import OLD_MS, TURN_S, Snapshots, is_due, turn_of
 from penstock.gateway.view.store import Store
 from penstock.gateway.view.view_file import identity_of, imported_path
-from penstock.schemas.records import GatewayState
 from support import wait_until_async
 
 NOW_MS = 10_000_000
-STATE = GatewayState(
-    id="b", kind="gateway", version="1", host="h", pid=1, started_at=0, reported_at=NOW_MS, status="ready"
-)
+STATE = gateway_state("b", kind="gateway", reported_at=NOW_MS)
 
 
 @pytest.mark.parametrize(

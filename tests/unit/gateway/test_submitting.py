@@ -40,6 +40,7 @@ from penstock.gateway.view.fleet import KnownModels
 from penstock.processors.outputs import Outputs
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
+    BadAvro,
     BrokerUnavailable,
     Forbidden,
     Gone,
@@ -72,7 +73,7 @@ def asked(prompt: str = "hi", **fields: Any) -> InferenceRequest:
     return parse_request(body, now_ms=1)
 
 
-async def never(request_id: str) -> None:
+async def never(*_: Any, **__: Any) -> Any:
     await asyncio.Event().wait()
 
 
@@ -235,6 +236,26 @@ async def test_requests_that_are_submitted_together_are_refused_one_by_one(small
         assert [type(one) for one in await small.submitter.submit_together(checked[:1])] == [error]
         setattr(small, fault, None)
     assert len(small.requests) == 3
+
+
+async def test_a_record_that_cannot_be_made_takes_no_room_from_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_GATEWAY__MAX_PENDING_SUBMITS", "3")
+    gateway = Gateway()
+    good, *others = [await gateway.check(asked(f"{number}")) for number in range(5)]
+    bad = replace(good, request=replace(good.request, metadata={"note": "\ud800"}))
+    for _ in range(3):
+        with pytest.raises(BadAvro):
+            await gateway.submitter.submit_together([good, bad])
+    monkeypatch.setattr(gateway, "produce", never)
+    waiting: list[asyncio.Task[Any]] = []
+    for one in others[:3]:
+        gateway.submitter.check_room(one)
+        waiting.append(asyncio.create_task(gateway.submitter.submit(one)))
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="limit 3"):
+        gateway.submitter.check_room(others[3])
+    for task in waiting:
+        task.cancel()
 
 
 @pytest.mark.parametrize("refused", [{0}, {1}, {0, 1}, {0, 2}, {3}, {0, 1, 2, 3}])

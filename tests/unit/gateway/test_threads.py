@@ -39,7 +39,7 @@ class Slow:
         self.may_end = threading.Event()
         self.began = 0
 
-    def __call__(self) -> None:
+    def __call__(self, *_: Any) -> None:
         self.began += 1
         assert self.may_end.wait(60)
 
@@ -107,22 +107,13 @@ async def test_a_single_tenant_has_all_threads() -> None:
 # -- a slow broker holds up those who ask for webhooks and dead letters, and no other call
 
 
-class SlowKafka:
-    """Two threads wait for it, until `released`."""
-
-    def __init__(self) -> None:
-        self.released, self.began = threading.Event(), 0
-
-    def __call__(self, *_: Any) -> None:
-        self.began += 1
-        self.released.wait(30)
-
-    async def holds_up_no_list(self, threads: Threads, ask: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        asking = [asyncio.create_task(ask()) for _ in range(6)]
-        await wait_until_async(lambda: self.began == 2)
-        assert await asyncio.wait_for(threads.lists.run(lambda: "a page"), 2) == "a page"
-        self.released.set()
-        await asyncio.gather(*asking)
+async def holds_up_no_list(threads: Threads, kafka: Slow, ask: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Two threads wait for Kafka."""
+    asking = [asyncio.create_task(ask()) for _ in range(6)]
+    await wait_until_async(lambda: kafka.began == 2)
+    assert await asyncio.wait_for(threads.lists.run(lambda: "a page"), 2) == "a page"
+    kafka.may_end.set()
+    await asyncio.gather(*asking)
 
 
 async def test_deliveries_that_wait_for_kafka_hold_up_no_list(
@@ -131,15 +122,15 @@ async def test_deliveries_that_wait_for_kafka_hold_up_no_list(
     async def found(*_: Any) -> Any:
         return SimpleNamespace(partition=0, timestamp_ms=1, headers=((HEADER_CALLBACK, b"http://h/"),))
 
-    kafka = SlowKafka()
+    kafka = Slow()
     monkeypatch.setattr(deliveries, "read_delivery", kafka)
     requests: Any = SimpleNamespace(find=found, message=found)
     lookups = DeliveryLookups(requests, requests, KafkaSettings(), default_codec(), threads)
-    await kafka.holds_up_no_list(threads, lambda: lookups.of_request("t", "r"))
+    await holds_up_no_list(threads, kafka, lambda: lookups.of_request("t", "r"))
 
 
 async def test_dead_letters_that_wait_for_kafka_hold_up_no_list(threads: Threads) -> None:
-    kafka, unused = SlowKafka(), cast(Any, None)
+    kafka, unused = Slow(), cast(Any, None)
     letters: Any = SimpleNamespace(index=SimpleNamespace(page=lambda *_, **__: []), catch_up=kafka)
     redriving = Redriving(letters, unused, unused, unused, default_codec(), KafkaSettings(), threads)
-    await kafka.holds_up_no_list(threads, lambda: redriving.forget(Caller(tenant="t"), "r"))
+    await holds_up_no_list(threads, kafka, lambda: redriving.forget(Caller(tenant="t"), "r"))

@@ -413,20 +413,14 @@ def test_events_on_another_partition_than_expected(gateway: Gateway) -> None:
 # -- other records
 
 
-def test_a_json_request_without_an_id(gateway: Gateway) -> None:
+def test_a_json_request_without_an_id_that_is_appended_again_is_not_another(gateway: Gateway) -> None:
     body = b'{"task": "text_generation", "payload": {"prompt": "a"}, "priority": 1}'
     gateway.read(REQUESTS, body, timestamp_ms=5_000)
     entry = gateway.found(derived_request_id(*REQUESTS, 0, 5_000))
     assert (entry.priority, entry.accepted_ms) == (1, 5_000)
-
-
-def test_a_json_request_without_an_id_that_is_appended_again_is_not_another(gateway: Gateway) -> None:
-    body = b'{"task": "text_generation", "payload": {"prompt": "a"}}'
-    gateway.read(REQUESTS, body, timestamp_ms=5_000)
     header = origin_header(Origin(topic=REQUESTS[0], partition=0, offset=0, append_time_ms=5_000))
     gateway.read(REQUESTS, body, timestamp_ms=6_000, headers=(header,))
-    moved = Place(topic=REQUESTS[0], partition=0, offset=1)
-    assert gateway.found(derived_request_id(*REQUESTS, 0, 5_000)).moved_to == moved
+    assert gateway.found(entry.request_id).moved_to == Place(topic=REQUESTS[0], partition=0, offset=1)
 
 
 def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> None:
@@ -441,6 +435,23 @@ def test_a_request_that_is_published_again_is_not_another(gateway: Gateway) -> N
     gateway.reopen()
     assert (gateway.found().moved_to, gateway.found().origin) == (moved, ORIGIN)
     assert gateway.found().deadline_ms == 1_000 + LIMITS.default_ttl_ms
+
+
+@pytest.mark.parametrize("runs_first", [False, True])
+def test_what_is_moved_to_a_pool_counts_there(gateway: Gateway, runs_first: bool) -> None:
+    in_pool, again = (NAMES.request("text_generation", 5, "gpu"), 0), ((HEADER_ORIGIN, b"elsewhere"),)
+    runs = status("running", model="m", origin=ORIGIN)
+    if runs_first:  # topics are read side by side
+        gateway.read(STATUSES, runs)
+        gateway.read(in_pool, REQUEST, headers=again)
+        gateway.read(REQUESTS, REQUEST)
+    else:
+        gateway.read(REQUESTS, REQUEST)
+        gateway.read(STATUSES, runs)
+        gateway.read(in_pool, REQUEST, headers=again)
+    assert gateway.view.census.running == {("m", "gpu"): 1}
+    gateway.reopen()
+    assert gateway.view.census.running == {("m", "gpu"): 1}
 
 
 def test_lists_hear_that_the_first_piece_of_text_is_of_another_record_of_the_id(gateway: Gateway) -> None:

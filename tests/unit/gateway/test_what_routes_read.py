@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -44,6 +45,7 @@ def app() -> FastAPI:
     context_of_app(app).connected = service_with(
         SimpleNamespace(catching_up=lambda: None, history_until_ms=lambda: None)
     )
+    context_of_app(app).access = Mock(begin_action=AsyncMock(return_value=AsyncMock()))
     return app
 
 

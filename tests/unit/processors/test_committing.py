@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from penstock.processors.committing import Committer
-from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.commit.commit import Commit
 from support import wait_until_async
 
 TP = ("low", 0)
@@ -38,18 +38,18 @@ class Group:
         return {tp: tp not in self.refused for tp in offsets}
 
 
-def gate_of(*tps: tuple[str, int], records: int = 5) -> CommitGate:
+def gate_of(*tps: tuple[str, int], records: int = 5) -> Commit:
     """A gate that holds some unfinished records of each partition."""
-    gate = CommitGate(commit_span=100)
+    gate = Commit(commit_span=100)
     gate.assign(dict.fromkeys(tps, (0, "")), 1)
     for tp in tps:
-        gate.batch(tp, 0, records, range(records))
+        gate.delivered(tp, 0, records, range(records))
         for offset in range(records):
             gate.arrive(tp, offset, f"{tp}{offset}")
     return gate
 
 
-def committer(gate: CommitGate, group: Group) -> Committer:
+def committer(gate: Commit, group: Group) -> Committer:
     return Committer(gate, group.commit, group.joined, interval_s=0.001)
 
 

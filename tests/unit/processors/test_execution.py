@@ -369,7 +369,7 @@ async def test_an_inline_engine_prepares_as_it_starts(shell: Shell) -> None:
     shell.up(slots=4, inline=True)
     shell.submit("r")
     assert len(shell.engine.runs) == 1, "in the same turn of the loop"
-    assert not [effect for effect in shell.seen if isinstance(effect, ask.Prepare)]
+    assert not shell.effects(ask.Prepare)
     shell.engine.finish()
     shell.engine.refusal = InvalidRequest("too long")
     shell.submit("refused")
@@ -483,8 +483,7 @@ async def test_what_went_to_another_worker_is_not_spoken_of(shell: Shell, step: 
     await shell.until(lambda: shell.turns.mine)
     await shell.until_idle()
     assert shell.ended == []
-    shell.flow.assigned({}, 2, fenced=False, now=shell.now)
-    shell.settle()
+    shell.assigned(2, ())
     assert not shell.flow.works
     assert shell.ended == []
     assert not shell.turns.mine[-1](), "whoever still waits for it lets go"
@@ -566,7 +565,7 @@ async def test_a_failed_look_is_not_taken_for_no_answer(
     monkeypatch.setattr(execution, "AGAIN_S", 0.001)
     shell.turns.stands = error
     shell.cancel_queued(line="c")
-    await shell.until(lambda: caplog.text.count("turn.look_up_waits request=r") > 3 or shell.ended)
+    await shell.until(lambda: caplog.text.count("turn.look_up_waits request_id=r") > 3 or shell.ended)
     assert shell.ended == []
     shell.turns.stands = answer_of("r", "said before")
     await shell.until_ended()
@@ -613,7 +612,7 @@ async def test_an_output_that_the_store_does_not_take_is_stored_later(
         assert (shell.flow.registry.output_bytes > 2**18) != spooled
         shell.pass_time(10.0)
     await shell.until(lambda: shell.work().stage is Stage.AWAITING_STORE)
-    said = [one.detail for one in shell.seen if isinstance(one, ask.Status) and one.detail]
+    said = [one.detail for one in shell.effects(ask.Status) if one.detail]
     assert [str(in_the_way) in detail and "File exists" in detail for detail in said] == [True]
     in_the_way.unlink()
     shell.pass_time(10.0)

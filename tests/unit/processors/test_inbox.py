@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.processors.inbox import FIRST_WAIT_S, LONG, LONGEST_WAIT_S, Inbox
-from penstock.processors.kafka.batches import Batch, Delivered
+from penstock.processors.kafka.batches import Batch, DeliveredRecord
 
 
 def new_inbox() -> Inbox:
@@ -17,7 +17,7 @@ class Room:
         self.given_back: list[str] = []
 
     def batch(self, topic: str, start: int, count: int) -> Batch:
-        records = [Delivered(offset, 0, None, b"", (), True) for offset in range(start, start + count)]
+        records = [DeliveredRecord(offset, 0, None, b"", (), True) for offset in range(start, start + count)]
         name = f"{topic}@{start}"
         return Batch((topic, 0), start, start + count, 1, records, lambda: self.given_back.append(name))
 

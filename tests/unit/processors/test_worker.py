@@ -15,8 +15,12 @@ from unittest.mock import Mock, call
 import pytest
 
 from flow_driver import Models, remembers_all
+from kit.collector import collecting
 from kit.records import command
+from penstock.common import telemetry
+from penstock.common.configuration import TelemetrySection
 from penstock.common.reader import Headers, RawMessage
+from penstock.common.tracing import SpanContext
 from penstock.common.transport import Delivery
 from penstock.processors import worker as worker_module
 from penstock.processors.core.flow import Flow
@@ -25,13 +29,14 @@ from penstock.processors.core.settings import FlowSettings
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.kafka import journal as journal_module
-from penstock.processors.kafka.batches import Assignment, Batch, Delivered
+from penstock.processors.kafka.batches import Assignment, Batch, DeliveredRecord
 from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
-from penstock.processors.kafka.outcomes import Outcomes
+from penstock.processors.kafka.outcomes import Outcomes, trace_of
 from penstock.processors.kafka.publisher import Publisher
 from penstock.processors.metrics import Metrics
 from penstock.processors.outputs import Outputs
+from penstock.processors.request_traces import RequestTraces
 from penstock.processors.spool import Spool
 from penstock.processors.worker import RECORDS_A_TURN, SLOW_TICK_S, Worker, WorkerParts
 from penstock.schemas.codec import default_codec
@@ -101,7 +106,7 @@ class RegistryBehind(Intake):
 class Shell:
     """A worker whose flow, intake, journal, execution and publisher are real; its clock moves by hand."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, traces: RequestTraces | None = None, **settings: Any) -> None:
         self.now = 100.0
         self.folder = folder
         self.broker, self.intake, self.refetches, self.lanes = Broker(), RegistryBehind(), Mock(), Mock()
@@ -142,6 +147,7 @@ class Shell:
                     NAMES,
                     worker_id="w",
                     engine_facts=lambda model, replica: (None, None),
+                    trace=trace_of if traces is None else traces.headers,
                 ),
                 publisher=self.publisher,
                 refetcher=self.refetches,
@@ -150,6 +156,7 @@ class Shell:
                 journal_writer=self.journal_writer,
                 metrics=self.metrics,
                 faults=Faults({}),
+                traces=traces,
             )
         )
 
@@ -164,7 +171,7 @@ class Shell:
         tp = (topic, partition)
         start = self.ends.get(tp, 0)
         self.ends[tp] = start + len(values)
-        records = [Delivered(start + n, NOW_MS, None, value, headers, True) for n, value in enumerate(values)]
+        records = [DeliveredRecord(start + n, NOW_MS, None, value, headers, True) for n, value in enumerate(values)]
         self.worker.on_batch(Batch(tp, start, start + len(values), 1, records, lambda: self.given_back.append(tp)))
 
     async def run(self, *values: bytes, slots: int = 4, inline: bool = True, headers: Headers = ()) -> None:
@@ -244,9 +251,9 @@ async def test_a_record_becomes_an_outcome_and_its_offset_may_be_committed(shell
     shell.broker.acknowledges = False
     await shell.end("r")
     assert shell.broker.ended() == {"r": "completed"}
-    assert shell.flow.gate.commits() == {}, "the broker has not acknowledged it"
+    assert shell.flow.commit.commits() == {}, "the broker has not acknowledged it"
     shell.broker.acknowledge()
-    assert shell.flow.gate.commits() == {(LOW, 0): (1, "")}
+    assert shell.flow.commit.commits() == {(LOW, 0): (1, "")}
     assert shell.metrics.completed_total == 1
 
 
@@ -263,11 +270,49 @@ async def test_all_events_of_a_request_carry_its_trace(shell: Shell) -> None:
     assert [headers for _, _, headers in shell.broker.sent if headers] == []
 
 
+async def test_a_repeated_request_is_traced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its repeat gets the outcome too, with the same trace."""
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        with telemetry.tracing(TelemetrySection(traces=True), "worker"):
+            exporter = telemetry.active()
+            assert exporter is not None
+            shell = Shell(tmp_path, RequestTraces(exporter, "w", "g", NAMES.result))
+            monkeypatch.setattr(worker_module, "now_ms", lambda: NOW_MS + 1)  # both records are older
+            shell.assign((LOW, 0))
+            await shell.run(request("r"), request("r"))
+            await shell.end("r")
+            await shell.execution.close()
+        named = {dict(headers)["traceparent"] for topic, _, headers in shell.broker.sent if topic == NAMES.result}
+        assert len(shell.broker.results()) == 2
+    assert len(named) == 1
+    names = sorted(one.name for one in collector.seen)
+    assert names == sorted([f"process {LOW}", "text_completion m", f"send {NAMES.result}"]), names
+
+
+async def test_the_trace_of_what_has_no_outcome_is_not_kept(tmp_path: Path) -> None:
+    """A record without an id, and a request whose topic was deleted and created again."""
+    exporter = Mock(begin=Mock(return_value=SpanContext(1, 2)))
+    traces = RequestTraces(exporter, "w", "g", NAMES.result)
+    shell = Shell(tmp_path, traces)
+    shell.assign((LOW, 0))
+    await shell.take(b"no request")
+    await shell.take(request("former"))
+    shell.ends[(LOW, 0)] = 1
+    await shell.take(request("r"))
+    assert [one.args[0] for one in exporter.name_trace.call_args_list] == ["", "former", "r"]
+    await shell.run()
+    await shell.end("r")
+    assert list(shell.broker.ended()) == ["r"]
+    assert not traces._requests  # pyright: ignore[reportPrivateUsage]
+    await shell.execution.close()
+
+
 async def test_a_large_batch_takes_several_turns_and_the_gate_hears_of_it_once(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delivered = Mock(wraps=shell.flow.arrivals.delivered_range)
-    monkeypatch.setattr(shell.flow.arrivals, "delivered_range", delivered)
+    delivered = Mock(wraps=shell.flow.commit.delivered)
+    monkeypatch.setattr(shell.flow.commit, "delivered", delivered)
     count = 2 * RECORDS_A_TURN + 10
     shell.deliver(LOW, *(request(f"r{n}") for n in range(count)))
     await asyncio.sleep(0)
@@ -368,7 +413,7 @@ async def test_a_parked_request_runs_when_it_is_read_again_and_becomes_a_dead_le
         assert small.running() == ["b"]
         return
     assert [letter.request_id for letter in small.broker.letters()] == ["b"]
-    assert small.flow.gate.commits() == {(LOW, 0): (2, "")}
+    assert small.flow.commit.commits() == {(LOW, 0): (2, "")}
     small.worker.on_gone((LOW, 0), [1, 7])
     await small.turns()
     assert len(small.broker.letters()) == 1, "what is not held, or has ended, is nobody's"

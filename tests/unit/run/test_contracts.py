@@ -57,6 +57,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 BOTH = {"clients", "folders"}
+CHANGED = 'changed = "so"\n'
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,32 @@ def test_a_contract_runs_if_a_file_that_it_covers_is_changed_or_new(
     repository: Path, name: str, runs: set[str]
 ) -> None:
     assert changed(repository) == set()
-    write(repository, name, "# changed\n")
+    write(repository, name, CHANGED)
+    assert changed(repository) == runs
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "runs"),
+    [
+        ("tests/helper.py", "x = 1\n", '"""Says."""\n\n# why\nx = 1\n"""What x is."""\n', set()),
+        ("tests/helper.py", 'x = """\na\n"""\n', 'x = """\n# a\n\n"""\n', BOTH),
+        (
+            "tests/helper.py",
+            "def f():\n    return 1\n",
+            'def f():\n    """One.\n\n    # no.\n    """\n    return 1\n',
+            set(),
+        ),
+        ("tests/helper.py", "x = 1\n", "x = 2\n", BOTH),
+        ("pyproject.toml", "[tool.ruff]\nline-length = 1\n", "[tool.importlinter]\nx = 1\n", set()),
+        ("pyproject.toml", "[tool.pytest]\nx = 1\n", "[tool.pytest]\nx = 2\n", BOTH),
+    ],
+)
+def test_comments_docstrings_and_settings_of_checkers_make_no_contract_run(
+    repository: Path, name: str, before: str, after: str, runs: set[str]
+) -> None:
+    write(repository, name, before)
+    record(repository, digests(repository))
+    write(repository, name, after)
     assert changed(repository) == runs
 
 
@@ -97,9 +123,9 @@ def test_a_contract_runs_if_a_file_is_gone_or_has_another_name(repository: Path)
 
 
 def test_only_contracts_that_passed_and_did_not_change_meanwhile_are_recorded(repository: Path) -> None:
-    write(repository, "tests/helper.py", "# changed\n")
+    write(repository, "tests/helper.py", CHANGED)
     before = digests(repository)
-    write(repository, "tests/folders/test_b.py", "# changed during the run\n")
+    write(repository, "tests/folders/test_b.py", CHANGED)
     assert record(repository, before) == ["clients"]
     assert changed(repository) == {"folders"}
     assert record(repository, {}) == []
@@ -116,13 +142,13 @@ def test_of_two_runs_that_are_merged_each_counts_for_its_own_state(repository: P
     """Nobody has run the changes of both together."""
     lock, ours, theirs = repository / LOCK, "tests/clients/test_a.py", "common/pkg/covered.py"
     before = lock.read_text()
-    write(repository, ours, "# changed\n")
+    write(repository, ours, CHANGED)
     record(repository, digests(repository))
     lock.write_text(before + lock.read_text())
     assert changed(repository) == set()
     write(repository, ours, FILES[ours])
     assert changed(repository) == set()
-    write(repository, theirs, "# changed\n")
+    write(repository, theirs, CHANGED)
     assert changed(repository) == {"clients"}
 
 
@@ -155,7 +181,7 @@ OF_CLIENTS = {"artifact-stores", "deploy", "faust", "older-data", "proxy", "refe
         ),
         ("processors/penstock/processors/engines/text/backend.py", {"engines", "engines-under-workers"}),
         ("docker-compose.yml", {"deploy", "images"}),
-        ("docs/how-to.md", {"docs", "proxy", "update"}),
+        ("docs/how-to/integrations.md", {"docs", "proxy", "update"}),
         ("tests/older/f417c1a.tar.xz", {"older-data"}),
         ("tests/integration/stock/go/go.sum", {"stock-clients"}),
         ("tests/kit/run/plugin.py", set()),

@@ -58,7 +58,6 @@ FACTS = {
 def test_no_other_is_ready_with_a_better_priority(facts: list[dict[str, Any]]) -> None:
     given_ = candidates(*facts)
     choice = choose(given_)
-    assert choice is not None
     (best,) = [one for one in given_ if one.model == choice.model]
     assert choose(list(reversed(given_))) == choice, "the order of the question does not matter"
     usable = [one for one in given_ if not one.paused and one.state == "ready"]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 
 from penstock.schemas.errors import (
     ERRORS_BY_CODE,
+    BrokerRefused,
     DecodeError,
     EngineFailed,
     InsufficientCapacity,
@@ -51,6 +54,7 @@ TABLE = {
     "internal": (500, False, "server_error"),
     "overloaded": (503, True, "overloaded_error"),
     "broker_unavailable": (503, True, "overloaded_error"),
+    "broker_refused": (503, True, "overloaded_error"),
     "registry_unavailable": (503, True, "overloaded_error"),
     "store_unavailable": (503, True, "overloaded_error"),
     "expired": (504, False, "timeout_error"),
@@ -113,3 +117,31 @@ def test_details_of_any_text_do_not_hide_the_outcome(details: str, told: object)
         info = ErrorInfo(code=code, message="m", type="t", details=details)
         assert error_record_body(info)["error"]["details"] == {"text": told}
         assert (from_error_record(info).details or {})["text"] == told
+
+
+def test_only_operators_see_why_brokers_refuse_a_process() -> None:
+    error = BrokerRefused('Kafka at kafka:9093 refuses this client; check kafka.security."sasl.password"', param="x")
+    shown = error_body(error)["error"]
+    assert (shown["code"], shown["message"], shown["param"]) == ("broker_refused", BrokerRefused.PUBLIC, None)
+
+
+def test_no_exception_is_frozen() -> None:
+    """Context managers set the traceback of what passes through them: a frozen one raises TypeError there."""
+    roots = [
+        Path(__file__).parents[3] / room for room in ("schemas", "common", "producers", "processors", "gateway", "cli")
+    ]
+    found = [
+        f"{path.name}: {one.name}"
+        for root in roots
+        for path in root.rglob("*.py")
+        for one in ast.walk(ast.parse(path.read_text()))
+        if isinstance(one, ast.ClassDef)
+        and any(ast.unparse(base).endswith(("Exception", "Error")) for base in one.bases)
+        and any("frozen=True" in ast.unparse(mark) or ast.unparse(mark) == "fixed" for mark in one.decorator_list)
+    ]
+    assert found == []
+
+
+def test_a_message_shows_what_would_turn_the_text_behind_a_name_around() -> None:
+    error = InvalidRequest("the model a\u202eb\u2066 is not served here")
+    assert error.message == str(error) == r"the model a\u202eb\u2066 is not served here"

@@ -41,7 +41,6 @@ LARGE = [
 def test_a_large_text_comes_back_as_it_was(asked: InferenceRequest) -> None:
     left, text = take_text(asked)
     assert text is not None
-    assert left.input_artifact is not None
     assert left.input_artifact.size_bytes == len(text) > INLINE_BYTES
     carried = default_codec().encode(left)
     assert len(carried) < 1_000

@@ -88,7 +88,7 @@ def test_keys() -> None:
 def test_every_topic_has_a_specification(brokers: int) -> None:
     names = TopicNames("p-")
     specs = {spec.name: spec for spec in topic_specs(names, partitions=6, brokers=brokers)}
-    assert len(specs) == 5 + 4 + 10
+    assert len(specs) == 5 + 4 + 13
     assert specs[names.delivery].partitions == specs[names.result].partitions, "n tells of n"
     for topic in names.request_topics():
         assert specs[topic].partitions == 6

@@ -161,7 +161,7 @@ class Gateway:
         while len(found) < limit:
             page = self.call("GET", path, limit=min(limit - len(found), 100), after=after, **query)
             found += page["data"]
-            if not page["has_more"] or not page["data"]:
+            if not page["has_more"] or page["last_id"] is None:
                 break
             after = page["last_id"]
         return found[:limit]
@@ -179,7 +179,6 @@ def at_most(limit: int, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

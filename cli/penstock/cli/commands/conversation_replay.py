@@ -83,7 +83,7 @@ def _replay_many(many: Many, cluster: Cluster, from_offset: int | None) -> None:
 
     settings, kafka = cluster.load()
     since_ms = None if many.since is None else time_ms(many.since, "since")
-    codec = reading_codec(settings.schema_registry.url)
+    codec = reading_codec(settings.schema_registry.access)
     with Client(kafka, tenant=many.tenant, codec=codec) as client:
         batches = client.replay_conversations(
             many.pattern or "*",

@@ -2,21 +2,155 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any
 
+import httpx
 import typer
 
 from penstock.cli.commands.api_paths import api_path
-from penstock.cli.commands.common import AsJson, Gateway, Yes, confirm, console, print_json, print_list, print_table
-from penstock.cli.commands.conversation_facts import Facts, facts_text, when
+from penstock.cli.commands.common import (
+    AsJson,
+    Gateway,
+    Yes,
+    confirm,
+    console,
+    print_json,
+    print_list,
+    print_table,
+    sse_frames,
+)
 from penstock.cli.commands.conversation_files import export, import_
-from penstock.cli.commands.conversation_following import follow
 from penstock.cli.commands.conversation_replay import replay
+from penstock.cli.commands.following import AGAIN_S, SILENCE_S, GatewayAbsence
 from penstock.cli.commands.item_words import item_role, item_text
 from penstock.cli.commands.submitting import MaxTokens, Sent, Timeout, Wait, given, run
 from penstock.cli.failures import CliFailure, ExitCode
 from penstock.cli.option_groups import App
 from penstock.common.durations import seconds
+
+
+@dataclass(kw_only=True)
+class Facts:
+    """Options; what is not named stays as it is. The three of the policy are one thing, which is set as a whole."""
+
+    title: Annotated[str | None, typer.Option(help='A name for people; "" takes it away.')] = None
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(help='NAME=VALUE, in place of all that there was; "" for none. May stand several times.'),
+    ] = None
+    every_turns: Annotated[
+        int | None, typer.Option(min=0, help="Sum up after so many turns; a policy in place of what there was.")
+    ] = None
+    every_tokens: Annotated[
+        int | None, typer.Option(min=0, help="Sum up after so many tokens, about; with --every-turns what comes first.")
+    ] = None
+    summary_model: Annotated[str | None, typer.Option(help="Which model sums up. Default: the best for it.")] = None
+    as_settings: Annotated[
+        bool, typer.Option("--as-settings", help="Sum up as [summarizer] says, by no policy of its own.")
+    ] = False
+
+    def body(self) -> dict[str, Any]:
+        """The fields that are to change. Raises CliFailure (usage)."""
+        body: dict[str, Any] = {}
+        if self.title is not None:
+            body["title"] = self.title or None
+        if self.metadata is not None:
+            body["metadata"] = dict(_pair(one) for one in self.metadata if one)
+        policy = given(
+            {"every_turns": self.every_turns, "every_tokens": self.every_tokens, "model": self.summary_model}
+        )
+        if policy.keys() == {"model"}:
+            raise CliFailure("--summary-model goes with --every-turns or --every-tokens", exit_code=ExitCode.USAGE)
+        if policy and self.as_settings:
+            raise CliFailure("--as-settings is in place of a policy of its own", exit_code=ExitCode.USAGE)
+        if policy or self.as_settings:
+            body["summarize"] = policy or None
+        return body
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise CliFailure(f"--metadata {text!r} is not NAME=VALUE", exit_code=ExitCode.USAGE)
+    return name, value
+
+
+def facts_text(conversation: dict[str, Any]) -> str:
+    rows = {
+        "title": conversation["title"],
+        "created": when(conversation["created_at"]),
+        "last active": when(conversation["last_active_at"]),
+        "expires": when(conversation.get("expires_at")),
+        "metadata": " ".join(f"{name}={value}" for name, value in conversation["metadata"].items()) or None,
+        "summed up": _policy_text(conversation["summarize"]),
+    }
+    return "\n".join([conversation["id"], *(f"  {name}: {told}" for name, told in rows.items() if told is not None)])
+
+
+def _policy_text(policy: dict[str, Any] | None) -> str:
+    if policy is None:
+        return "as the settings say"
+    counts = [f"{policy[f'every_{unit}']} {unit}" for unit in ("turns", "tokens") if policy[f"every_{unit}"]]
+    if not counts:
+        return "not by itself"
+    return f"every {' or '.join(counts)}" + (f" by {policy['model']}" if policy["model"] else "")
+
+
+def when(seconds: int | None) -> str | None:
+    """A time in seconds since the epoch, as it is here."""
+    return None if seconds is None else datetime.fromtimestamp(seconds).astimezone().isoformat(" ")
+
+
+def follow(
+    gateway: Gateway,
+    conversation: Annotated[str, typer.Argument(help="The conversation's id.")],
+    after: Annotated[
+        str | None, typer.Option(help="Begin behind this offset; -1: at the first message. Default: now.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The messages as they are appended, until the conversation is deleted or Ctrl-C is pressed.
+
+    Example: penstock conversations follow trip --after -1
+    """
+    for event in item_frames(gateway, conversation, after):
+        if as_json:
+            print_json(event)
+        elif event["type"] == "item":
+            console.print(f"[bold]{item_role(event['item'])}[/bold]", highlight=False)
+            console.print(item_text(event["item"]), markup=False, highlight=False)
+        elif event["type"] == "deleted":
+            typer.echo(f"{conversation} was deleted", err=True)
+
+
+def item_frames(gateway: Gateway, conversation: str, after: str | None) -> Iterator[dict[str, Any]]:
+    """Events up to `deleted`. A lost gateway is waited for and resumed at. Raises CliFailure.
+
+    What tells where a new connection begins is not repeated.
+    """
+    absence, cursor, began = GatewayAbsence(answered=False), after, False
+    while True:
+        headers = {} if cursor is None else {"last-event-id": cursor}
+        path, timeout = api_path("/v1/conversations", conversation, "events"), httpx.Timeout(10.0, read=SILENCE_S)
+        try:
+            with gateway.stream("GET", path, headers=headers, timeout=timeout) as answer:
+                for event in sse_frames(answer):
+                    absence.answered()
+                    cursor = event["cursor"] or cursor
+                    if event["type"] != "following" or not began:
+                        yield event
+                    began = True
+                    if event["type"] == "deleted":
+                        return
+        except CliFailure as failure:
+            absence.wait(failure)
+        else:
+            time.sleep(AGAIN_S)
+
 
 app = App(
     no_args_is_help=True,

@@ -36,7 +36,7 @@ READ_S, CALL_S = 60.0, 60.0
 def read_from(cluster: Cluster) -> tuple[KafkaSettings, Codec]:
     """The cluster, and what reads its records: workers may write a registry's ids."""
     settings, kafka = cluster.load()
-    return kafka, reading_codec(settings.schema_registry.url)
+    return kafka, reading_codec(settings.schema_registry.access)
 
 
 def newest(settings: KafkaSettings, codec: Codec, limit: int) -> list[tuple[RawMessage, DeadLetter]]:

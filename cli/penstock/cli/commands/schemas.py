@@ -1,18 +1,22 @@
-"""`penstock schemas`: the records as Avro, their evolution check, and a registry to register them in."""
+"""`penstock schemas`: the records as Avro, their evolution check and registration, and the AsyncAPI document."""
 
 from __future__ import annotations
 
+import json
 from operator import itemgetter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.commands.common import AsJson, print_json, print_list
+from penstock.cli.config import load, use_config
 from penstock.cli.failures import CliFailure, ExitCode
+from penstock.cli.installs import importing
 from penstock.cli.option_groups import App
 from penstock.schemas.codec import SCHEMA_IDS, schema_text
 
-app = App(no_args_is_help=True, help="List, show, check and register the Avro schemas.")
+app = App(no_args_is_help=True, help="List, show, check and register the Avro schemas; the AsyncAPI document.")
 
 
 @app.command("list")
@@ -53,6 +57,56 @@ def check(as_json: AsJson = False) -> None:
         raise CliFailure(f"{len(broken)} records are not compatible with a released version")
     if not as_json:
         typer.echo(f"{len(found)} records are fully compatible with all released versions")
+
+
+@app.command("asyncapi")
+def print_asyncapi(
+    topic_prefix: Annotated[str, typer.Option("--topic-prefix", help="Prefix of the names of topics.")] = "",
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", "-c", help="penstock.toml: with its prefix and the topics of its queues and webhooks."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against", help="An older document: print what breaks its clients, and exit 1 if anything does."
+        ),
+    ] = None,
+) -> None:
+    """Print the AsyncAPI document of topics and WebSocket, as a gateway's /asyncapi.json, or compare it with an older.
+
+    Example:  penstock schemas asyncapi > penstock-asyncapi.json, and after an update of Penstock:
+    penstock schemas asyncapi --against penstock-asyncapi.json
+    """
+    with importing("gateway"):
+        from penstock.gateway.document.asyncapi import asyncapi, configured_asyncapi, document_text
+        from penstock.gateway.document.asyncapi_changes import breaking_changes, is_new_contract
+        from penstock.gateway.settings import GatewaySettings
+    if config is not None and topic_prefix:
+        raise typer.BadParameter("the prefix is in the file of --config", param_hint="--topic-prefix")
+    if config is None:
+        document = asyncapi(topic_prefix)
+    else:
+        use_config(config)
+        document = configured_asyncapi(load(GatewaySettings))
+    if against is None:
+        typer.echo(document_text(document))
+        return
+    try:
+        older = json.loads(against.read_text(encoding="utf-8"))
+        broken, announced = breaking_changes(older, document), is_new_contract(older, document)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        text = f"{against} cannot be read as a document of `penstock schemas asyncapi`: {error}"
+        raise CliFailure(text, exit_code=ExitCode.USAGE) from error
+    for line in broken:
+        typer.echo(line)
+    version = document["info"]["version"]
+    if broken:
+        how = "with a new first number of its version" if announced else "without a new first number of its version"
+        raise CliFailure(f"{len(broken)} changes break clients of {against}, {how} ({version})")
+    typer.echo(f"clients of {against} work with version {version}")
 
 
 @app.command()

@@ -1,22 +1,27 @@
-"""`penstock stats`, `devices` and `workers`: how much is under way, and who holds which memory."""
+"""`penstock stats`: how much is under way, and what was used."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from datetime import datetime
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list, print_table
-from penstock.cli.commands.models import size_text
-from penstock.cli.option_groups import App
+from penstock.cli.commands.common import AsJson, Gateway, print_json, print_list, print_table, raise_for_error
+from penstock.cli.option_groups import App, with_fields
 
-MEMORY = ("limit", "reserved", "measured", "foreign")
+app = App(help="How much is under way, and what was used.")
+
+GROUPS = ("day", "tenant", "model", "key")
+FIGURES = ("requests", "completed", "input_tokens", "output_tokens", "images", "device_seconds")
+ALL_ROWS = 1_000_000
 
 
+@app.callback(invoke_without_command=True)
+@with_fields
 def stats(
+    context: typer.Context,
     gateway: Gateway,
     everybody: Annotated[
         bool, typer.Option("--all", help="Of all tenants, with queues and workers; the key needs the scope admin.")
@@ -27,6 +32,8 @@ def stats(
 
     Example: penstock stats --all
     """
+    if context.invoked_subcommand is not None:
+        return
     found = gateway.call("GET", "/v1/admin/stats" if everybody else "/v1/stats")
     if as_json:
         print_json(found)
@@ -54,43 +61,36 @@ def facts(found: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [*rows, *((f"limit {name}", value) for name, value in limits.items() if not isinstance(value, Mapping))]
 
 
-def devices(gateway: Gateway, as_json: AsJson = False) -> None:
-    """The devices of all workers: what may be granted, what is, and which models hold it.
+@app.command()
+def usage(
+    gateway: Gateway,
+    first: Annotated[
+        str | None, typer.Option("--from", help="The first UTC day, YYYY-MM-DD (default: 30 days).")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--to", help="The last UTC day, included (default: today).")] = None,
+    by: Annotated[str, typer.Option(help="Some of day, model, tenant, key; empty for one total.")] = "day,model",
+    everybody: Annotated[bool, typer.Option("--all", help="Of all tenants; the key needs the scope admin.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Of this tenant; the key needs the scope admin.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with all figures.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What the caller's tenant used: requests that ended, tokens, images, seconds on devices. Oldest day first.
 
-    The key needs the scope admin.
+    Examples:
 
-    Example: penstock devices --json
+      penstock stats usage --from 2026-11-01 --by model
+
+      penstock stats usage --all --by day,tenant,key --csv > usage.csv
     """
-    found = gateway.call("GET", "/v1/admin/devices")["data"]
-    columns = ["device", *MEMORY, "models"]
-    print_list(found, as_json=as_json, columns=columns, row=_device_row, empty="no worker is there")
-
-
-def _device_row(device: Mapping[str, Any]) -> list[str | None]:
-    return [
-        f"{device['worker_id']} {device['device']}",
-        *(size_text(device[f"{name}_bytes"]) for name in MEMORY),
-        ", ".join(f"{one['model']} {size_text(one['bytes'])}" for one in device["holders"] or []),
-    ]
-
-
-app = App(no_args_is_help=True, help="The workers and what they do.")
-
-
-@app.command("list")
-def list_workers(gateway: Gateway, as_json: AsJson = False) -> None:
-    """Each worker with its models, queues and work. Example: penstock workers list --json"""
-    found = gateway.call("GET", "/v1/admin/stats").get("workers", [])
-    columns = ["worker", "state", "models", "queued", "running", "seen"]
-    print_list(found, as_json=as_json, columns=columns, row=_row, empty="no workers")
-
-
-def _row(worker: dict[str, Any]) -> list[Any]:
-    return [
-        worker["worker_id"],
-        worker["state"],
-        ", ".join(f"{m['model']} ({m['state']})" for m in worker.get("models", [])),
-        " ".join(f"{name}:{count}" for name, count in worker.get("queued", {}).items()),
-        worker.get("running"),
-        f"{time.time() - datetime.fromisoformat(worker['updated_at']).timestamp():.0f} s ago",
-    ]
+    path = "/v1/admin/usage" if everybody or tenant is not None else "/v1/usage"
+    query = {"from": first, "to": last, "group_by": by, "tenant": tenant, "order": "asc"}
+    if as_csv:
+        asked = {name: value for name, value in query.items() if value is not None}
+        answer = gateway.answer("GET", path, params=asked, headers={"accept": "text/csv"})
+        raise_for_error(answer)
+        typer.echo(answer.text, nl=False)
+        return
+    found = gateway.pages(path, ALL_ROWS, **query)
+    names = [f"{name}_id" if name == "key" else name for name in GROUPS if name in by.split(",")]
+    columns = [*names, *FIGURES]
+    print_list(found, as_json=as_json, columns=columns, row=itemgetter(*columns), empty="nothing was used")

@@ -163,7 +163,6 @@ class _Request:
 
     @property
     def all_outcomes(self) -> set[tuple[str, str]]:
-        """Of all readers."""
         again = map(self._as_heard, self.asked_again)
         return {*self.outcomes, *again, *([self.outcome] if self.outcome else [])}
 

@@ -80,7 +80,6 @@ class Clients:
         self.tasks = [asyncio.create_task(run) for run in runs]
 
     def waiting(self) -> list[str]:
-        """What those do that have not ended."""
         return sorted({task.get_coro().__qualname__ for task in self.tasks if not task.done()})  # pyright: ignore
 
     async def ask_again(self) -> None:

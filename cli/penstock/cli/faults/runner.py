@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 import shutil
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +28,62 @@ from penstock.cli.faults.moments import NotReached, Scene, leave, prepare, reach
 from penstock.cli.faults.site import Broker, Site, broker
 from penstock.cli.faults.strikes import strike, strike_bystander
 from penstock.cli.faults.stubs import Outside, outside
-from penstock.cli.faults.topic_reader import TopicReader
 from penstock.common.artifacts import ArtifactStore
+from penstock.common.reader import PartitionReader, RawMessage
+from penstock.common.settings import KafkaSettings
+from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import PenstockError
+from penstock.schemas.records import ArtifactRef, ResultEvent, StatusEvent, WorkerState
+from penstock.schemas.topics import is_of_gateway
+
+ASK_S = 20.0
+
+
+class TopicReader:
+    """Reads on a thread of its own from the topics' beginnings until `finish`."""
+
+    def __init__(self, kafka: KafkaSettings, history: History) -> None:
+        self._history, self._names = history, kafka.names
+        self._codec = default_codec()
+        self.artifacts: dict[str, tuple[str, ArtifactRef]] = {}
+        """By request: the tenant, and the output that lies in the store."""
+        self.worker: WorkerState | None = None
+        """What a worker has said last of itself."""
+        topics = [self._names.result, self._names.status, self._names.worker]
+        self._reader = PartitionReader(kafka, topics, self._on_batch, name="faults-reader")
+        self._reader.start(ASK_S)
+
+    def finish(self, within_s: float) -> None:
+        """Note what the results and statuses hold now, and end. Raises BrokerUnavailable, InternalError."""
+        places = [tp for tp in self._reader.positions() if tp[0] != self._names.worker]
+        self._reader.wait_until_caught_up(within_s, partitions=places)
+        self.stop()
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+    def _on_batch(self, messages: Sequence[RawMessage]) -> None:
+        for message in messages:
+            self._note(message)
+
+    def _note(self, message: RawMessage) -> None:
+        value, place = message.value or b"", {"partition": message.partition, "offset": message.offset}
+        if message.topic == self._names.result:
+            event = self._codec.decode(value, ResultEvent)
+            self._history.note("record", event.request_id, **place, value=base64.b64encode(value).decode())
+            if event.is_terminal:
+                self._history.named["terminal"].add(event.request_id)
+            if event.output_artifact is not None:
+                self.artifacts[event.request_id] = event.tenant, event.output_artifact
+        elif message.topic == self._names.worker:
+            if is_of_gateway(message.key):
+                return
+            self.worker = self._codec.decode(value, WorkerState) if value else None
+        else:
+            status = self._codec.decode(value, StatusEvent)
+            facts = {"status": status.status, "epoch": status.epoch, "attempt": status.attempt}
+            self._history.note("status", status.request_id, **place, **facts)
+
 
 SETTLED_S = 240.0
 """So long after the fault every request may take to its outcome."""
@@ -204,7 +258,6 @@ def _lag(site: Site) -> int | None:
 
 
 def _look_at_the_end(scene: Scene, reader: TopicReader) -> None:
-    """Note what the topics, the store and the worker hold in the end."""
     history = scene.history
     now_ms = time.time() * 1000
     give_up = time.monotonic() + READ_S

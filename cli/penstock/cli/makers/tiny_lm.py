@@ -130,7 +130,6 @@ class Dialogues:
 
 
 def make_tokenizer(dialogues: Dialogues) -> Any:
-    """A byte-level BPE tokenizer with a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

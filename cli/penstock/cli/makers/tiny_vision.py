@@ -1,9 +1,8 @@
 """Train a tiny model that reads images (LLaVA's form, 0.3 M parameters): it tells colours apart, and little else.
 
 For tests, and to try the routes where no package carries a real one. It answers questions about one or two pictures of
-one colour each, in the middle of a conversation too: then about the newest. `bare` makes a VisionEncoderDecoder, which
-knows no questions, from the same pictures.
-usage: python -m penstock.cli.makers.tiny_vision chat|bare OUT
+one colour each, in the middle of a conversation too: then about the newest.
+usage: python -m penstock.cli.makers.tiny_vision OUT
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ COLOURS = {
 DARK = frozenset({"black", "blue"})
 SIDE, PATCH = 32, 8
 BATCH = 32
-STEPS = {"chat": 250, "bare": 150}
+STEPS = 250
 WISHES = ("a cat", "a house", "make it blue", "draw a dog")
 UNEVEN = (8.0, 12.0, 25.0, 60.0)
 """How far the pixels of a picture are from its colour, in steps of 255: drawings of an untrained model are noise."""
@@ -180,44 +179,6 @@ def make_chat_model(tokenizer: Any) -> Any:
     return model
 
 
-def make_bare_model(tokenizer: Any) -> Any:
-    """An untrained VisionEncoderDecoder of a ViT and a GPT-2."""
-    from transformers import (
-        GenerationConfig,
-        GPT2Config,
-        VisionEncoderDecoderConfig,
-        VisionEncoderDecoderModel,
-        ViTConfig,
-    )
-
-    ends: dict[str, Any] = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    start: dict[str, Any] = {"decoder_start_token_id": tokenizer.bos_token_id, **ends}
-    config: Any = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-        ViTConfig(
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=SIDE,
-            patch_size=PATCH,
-        ),
-        GPT2Config(
-            vocab_size=len(tokenizer),
-            n_positions=64,
-            n_embd=64,
-            n_layer=2,
-            n_head=4,
-            bos_token_id=tokenizer.bos_token_id,
-            **ends,
-        ),
-    )
-    for name, value in start.items():
-        setattr(config, name, value)
-    model: Any = VisionEncoderDecoderModel(config=config)
-    model.generation_config = GenerationConfig(bos_token_id=tokenizer.bos_token_id, **start)
-    return model
-
-
 def messages_of(turns: list[Turn]) -> list[dict[str, Any]]:
     """As a chat template wants them, without the last answer."""
     messages: list[dict[str, Any]] = []
@@ -247,15 +208,6 @@ def chat_batch(processor: Any, source: random.Random) -> dict[str, Any]:
     return {**batch, "labels": labels}
 
 
-def bare_batch(tokenizer: Any, images: Any, source: random.Random) -> dict[str, Any]:
-    """Pictures with their descriptions."""
-    colours = [source.choice(list(COLOURS)) for _ in range(BATCH)]
-    pixels = images(images=[picture(colour, source) for colour in colours], return_tensors="pt")["pixel_values"]
-    texts = tokenizer([f"A {colour} picture.{END}" for colour in colours], return_tensors="pt", padding=True)
-    labels = texts["input_ids"].masked_fill(texts["attention_mask"] == 0, -100)
-    return {"pixel_values": pixels, "labels": labels}
-
-
 def train(model: Any, batch: Any, steps: int) -> float:
     """Train in place on what `batch()` gives. Returns the last loss."""
     import torch
@@ -274,28 +226,20 @@ def train(model: Any, batch: Any, steps: int) -> float:
     return loss
 
 
-def make(kind: str, out: Path) -> float:
-    """Write a model's folder; the same code makes the same model on the same machine. Returns the last loss."""
+def make(out: Path) -> float:
+    """Write the model's folder; the same code makes the same model on the same machine. Returns the last loss."""
     import torch
 
     torch.manual_seed(0)
     torch.set_num_threads(1)  # its tensors are small: a second thread only waits
     source, tokenizer = random.Random(0), make_tokenizer()
-    if kind == "chat":
-        processor = make_processor(tokenizer)
-        model = make_chat_model(tokenizer)
-        loss = train(model, lambda: chat_batch(processor, source), STEPS[kind])
-        processor.save_pretrained(out)
-    else:
-        images = image_processor()
-        model = make_bare_model(tokenizer)
-        loss = train(model, lambda: bare_batch(tokenizer, images, source), STEPS[kind])
-        tokenizer.save_pretrained(out)
-        images.save_pretrained(out)
+    processor, model = make_processor(tokenizer), make_chat_model(tokenizer)
+    loss = train(model, lambda: chat_batch(processor, source), STEPS)
+    processor.save_pretrained(out)
     model.eval()
     model.save_pretrained(out)
     return loss
 
 
 if __name__ == "__main__":
-    print(f"loss {make(sys.argv[1], Path(sys.argv[2])):.4f}")
+    print(f"loss {make(Path(sys.argv[1])):.4f}")

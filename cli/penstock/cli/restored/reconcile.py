@@ -3,35 +3,74 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from confluent_kafka import Message
 
 from penstock.cli.config import load
 from penstock.cli.failures import CliFailure
-from penstock.cli.restored.facts import without_ids
 from penstock.cli.restored.group import WorkerGroup, WorkerGroupSettings
 from penstock.cli.restored.outcomes import Outcomes
 from penstock.cli.restored.requests import PartitionPlan, RequestLogs
+from penstock.cli.restored.usage import Place as UsagePlace
+from penstock.cli.restored.usage import moved
+from penstock.cli.restored.webhooks import WaitingWebhooks
 from penstock.common import admin
 from penstock.common.clock import now_ms
-from penstock.common.outgoing import facts_record
-from penstock.common.reader import RawMessage, raw_message, read_ranges
+from penstock.common.deliveries import delivery_key
+from penstock.common.outgoing import Outgoing, facts_record, usage_record
+from penstock.common.reader import RawMessage, newest_values, raw_message, read_ranges
 from penstock.common.settings import KafkaSettings
+from penstock.common.shards.addresses import is_shared, topic_id_of
 from penstock.common.transport import Transport
 from penstock.processors.kafka.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
 from penstock.schemas.origins import origin_header
-from penstock.schemas.records import ConversationFacts, Origin, ResultEvent, StatusEvent
-from penstock.schemas.topics import HEADER_ORIGIN, TP
+from penstock.schemas.records import (
+    ConversationFacts,
+    Origin,
+    Place,
+    Record,
+    ResultEvent,
+    StatusEvent,
+    UsageTotal,
+    WebhookDelivery,
+)
+from penstock.schemas.topics import HEADER_ORIGIN, TP, TopicNames
+
+
+def without_ids(
+    facts: Iterable[ConversationFacts], topic_ids: Mapping[str, str], names: TopicNames
+) -> list[ConversationFacts]:
+    """The facts to write again, without the id: those of another cluster whose topic is there. Pure.
+
+    In another cluster every topic has another id, and gateways ignore facts of another topic. `topic_ids`: of the
+    topics of conversations, by name.
+    """
+    here = set(topic_ids.values())
+    return [
+        replace(one, topic_id=None)
+        for one in facts
+        if one.topic_id is not None and topic_id_of(one.topic_id) not in here and _topic_of(one, names) in topic_ids
+    ]
+
+
+def _topic_of(facts: ConversationFacts, names: TopicNames) -> str:
+    if is_shared(facts.topic_id):
+        return names.conversation_log
+    return names.conversation(facts.tenant, facts.conversation_id)
+
 
 READ_S = 12 * 3600.0
 ANSWER_S = 60.0
 SPARE_GENERATIONS = 10
 """Conversations may have been copied later than results, and name epochs that these do not."""
 BATCH = 1_000
+R = TypeVar("R", bound=Record)
 _OF_RESULTS = ("request_id", "tenant", "kind", "attempt", "epoch", "task", "created_at", "worker_id", "origin")
 
 
@@ -40,6 +79,9 @@ class Restored:
 
     def __init__(self, kafka: KafkaSettings, codec: Codec) -> None:
         self._kafka, self._codec = kafka, codec
+        self._places: dict[int, list[UsagePlace]] = {}
+        """Of outcomes, by partition of the result topic."""
+        self._webhooks = WaitingWebhooks([])
         counts = admin.known_topics(kafka)
         self.requests = {topic: count for topic, count in counts.items() if kafka.names.is_request_topic(topic)}
         if not self.requests:
@@ -48,13 +90,19 @@ class Restored:
     def outcomes(self) -> Outcomes:
         """Read the result topic, then the status topic."""
         found, names = Outcomes(), self._kafka.names
+        self._webhooks = WaitingWebhooks(self._newest(names.delivery, WebhookDelivery))
         result_head = self._codec.head(ResultEvent, *_OF_RESULTS)
         status_head = self._codec.head(StatusEvent, "request_id", "tenant", "epoch", "origin")
 
         def on_result(message: Message) -> None:
             *values, origin, _ = result_head(message.value() or b"")
             fields: dict[str, Any] = dict(zip(_OF_RESULTS, values, strict=False))
-            found.on_result(ResultEvent(**fields, origin=Origin(**origin)))
+            found.on_result(event := ResultEvent(**fields, origin=Origin(**origin)))
+            if event.is_terminal:
+                place = message.offset() or 0, message.timestamp()[1]
+                self._places.setdefault(message.partition() or 0, []).append(place)
+                here = Place(topic=names.result, partition=message.partition() or 0, offset=place[0])
+                self._webhooks.on_outcome(event, here)
 
         def on_status(message: Message) -> None:
             request_id, tenant, epoch, origin, _ = status_head(message.value() or b"")
@@ -65,7 +113,6 @@ class Restored:
         return found
 
     def plans(self, outcomes: Outcomes, group: WorkerGroup) -> list[PartitionPlan]:
-        """Read the request topics."""
         ranges = {tp: extent for topic in self.requests for tp, extent in self._whole(topic).items()}
         logs = RequestLogs(outcomes, group.committed(list(ranges)), now_ms())
         intake = Intake(self._codec, self._kafka.names, self.requests)
@@ -79,27 +126,45 @@ class Restored:
         self._each(ranges, take)
         return list(logs.plans({tp: end for tp, (_, end) in ranges.items()}))
 
+    def _newest(self, topic: str, kind: type[R]) -> list[R]:
+        """The newest record of each key of a compacted topic."""
+        found: list[R] = []
+        for value in newest_values(self._kafka, self._whole(topic), time.monotonic() + READ_S):
+            with suppress(DecodeError):  # no record of ours: all readers pass over it
+                found.append(self._codec.decode(value, kind))
+        return found
+
+    def foreign_usage(self) -> list[UsageTotal]:
+        """Totals of usage that name offsets of another result topic, with those of this one. After `outcomes`."""
+        names = self._kafka.names
+        topic_id = admin.topic_id(self._kafka, names.result) or "none"
+        return moved(self._newest(names.usage, UsageTotal), topic_id, self._places, now_ms())
+
+    def moved_webhooks(self) -> list[WebhookDelivery]:
+        """Webhooks that wait, whose outcome is at another place, with that place. After `outcomes`."""
+        return self._webhooks.moved()
+
     def foreign_facts(self) -> list[ConversationFacts]:
         """The facts of conversations that name topics of another cluster."""
         names = self._kafka.names
-        newest: dict[bytes, ConversationFacts | None] = {}
-
-        def take(message: Message) -> None:
-            value = message.value()
-            newest[message.key() or b""] = self._codec.decode(value, ConversationFacts) if value else None
-
-        self._each(self._whole(names.conversation_facts), take)
         topics = [*admin.conversation_topics(self._kafka), names.conversation_log]
-        return without_ids(filter(None, newest.values()), admin.topic_ids(self._kafka, topics), names)
+        found = self._newest(names.conversation_facts, ConversationFacts)
+        return without_ids(found, admin.topic_ids(self._kafka, topics), names)
 
-    def write_facts(self, facts: Iterable[ConversationFacts]) -> None:
+    def write(
+        self, facts: Iterable[ConversationFacts], totals: Iterable[UsageTotal], webhooks: Iterable[WebhookDelivery]
+    ) -> None:
         """Replace them."""
-        transport = Transport(self._kafka)
+        transport, names = Transport(self._kafka), self._kafka.names
+        records: list[Outgoing] = [facts_record(one, names, self._codec) for one in facts]
+        records += [usage_record(one, names, self._codec) for one in totals]
         try:
-            for one in facts:
-                record = facts_record(one, self._kafka.names, self._codec)
+            for record in records:
                 transport.send(record.topic, record.value, key=record.key, headers=record.headers)
-            _flush(transport, self._kafka.names.conversation_facts)
+            for one in webhooks:
+                key, partition = delivery_key(one.tenant, one.request_id), one.place.partition
+                transport.send(names.delivery, self._codec.encode(one), key=key, partition=partition)
+            _flush(transport, f"{names.conversation_facts}, {names.usage} or {names.delivery}")
         finally:
             transport.close()
 
@@ -149,6 +214,7 @@ def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> di
     restored = Restored(kafka, codec)
     group = WorkerGroup(kafka, load(WorkerGroupSettings).worker.group_id, restored.requests)
     outcomes, facts = restored.outcomes(), restored.foreign_facts()
+    totals, webhooks = restored.foreign_usage(), restored.moved_webhooks()
     plans = restored.plans(outcomes, group)
     report: dict[str, object] = {
         "group": group.name,
@@ -157,9 +223,11 @@ def reconcile_topics(kafka: KafkaSettings, codec: Codec, *, dry_run: bool) -> di
         "presumed_ended": sum(plan.presumed_ended for plan in plans),
         "appended_again": sum(len(plan.again) for plan in plans),
         "conversation_facts": len(facts),
+        "usage_totals": len(totals),
+        "webhooks": len(webhooks),
     }
     if not dry_run:
-        restored.write_facts(facts)
+        restored.write(facts, totals, webhooks)
         for plan in plans:
             restored.append_again(plan)
         above = outcomes.highest_epoch + SPARE_GENERATIONS

@@ -37,7 +37,6 @@ class Told(NamedTuple):
 
 
 def restore_checks(kafka: KafkaSettings, codec: Codec) -> Iterator[Check]:
-    """Whether the workers' group is in line with the result topic."""
     names = kafka.names
     counts = admin.known_topics(kafka, PROBE_S)
     results = [(names.result, number) for number in range(counts[names.result])]

@@ -4,7 +4,7 @@ What the turns of a conversation refer to lives as long as the conversation. An 
 for requests is erased with the last of them.
 
 Two empty objects for each hold: `{tenant}/.holds/{holder}/{artifact_id}` finds the artifacts of a holder, and
-`{tenant}/{artifact_id}/held/{holder}` tells who holds an artifact. For requests these are `.inputs` and `input`.
+`{tenant}/{artifact_id}/held/{holder}` says who holds an artifact. For requests these are `.inputs` and `input`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class Holds:
         self._place.put(self._at_artifact(tenant, artifact_id, holder), b"")
 
     def held_by(self, tenant: str, holder: str) -> list[str]:
-        """The ids of what a holder holds."""
         return sorted(self._names(self._of_holder(tenant, holder)))
 
     def marks_of(self, tenant: str, holder: str) -> dict[str, int]:
@@ -71,7 +70,6 @@ class Holds:
             self._place.delete(self._by_holder(tenant, artifact_id, holder))
 
     def of(self, tenant: str, artifact_id: str) -> list[str]:
-        """The names of those that hold it."""
         return sorted(self._names(self._of_artifact(tenant, artifact_id)))
 
     def any_of(self, tenant: str, artifact_id: str) -> bool:

@@ -22,7 +22,7 @@ def keep_input(
     """Store an input of a request, for INPUT_KEPT_S from now. Raises as `ArtifactStore.put`."""
     found = store.peek(tenant, artifact_id)
     since_ms = 0 if found is None else found.marked_since_ms
-    # The mark first: whoever erases another request then either sees it, or has deleted before the bytes come.
+    # The mark first: an erasure of another request then either sees it, or has deleted before the bytes come.
     store.request_holds.hold(tenant, artifact_id, request_id)
     kept = store.put(
         tenant,

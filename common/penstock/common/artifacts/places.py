@@ -112,7 +112,7 @@ class OpenPlace:
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            # Not within `writing`, which tells every error of the store as its failure.
+            # Not within `writing`, which takes every error of the store for its failure.
             self.client.put(path, content, mode="create")
         except AlreadyExistsError:
             return False
@@ -211,11 +211,10 @@ class Places:
 
     @property
     def names(self) -> list[str | None]:
-        """None for the default one, which stands first."""
+        """None for the default one, which is first."""
         return [None, *self._named]
 
     def folders(self) -> list[Path]:
-        """Of all places that are local."""
         folders = [self[name].folder for name in self.names]
         return [folder for folder in folders if folder is not None]
 
@@ -256,7 +255,7 @@ def open_place(place: Place) -> OpenPlace:
     config: dict[str, Any] = {name: value for name, value in place.options.items() if name not in _CLIENT_OPTIONS}
     client: dict[str, Any] = {name: value for name, value in place.options.items() if name in _CLIENT_OPTIONS}
     try:
-        make: Any = from_url  # typed by kind of store, and the kind stands in the URL
+        make: Any = from_url  # typed by kind of store, and the kind is in the URL
         opened = make(place.location, config=config, client_options=client)
     except (BaseError, ValueError) as error:
         # The first line names the key or the scheme; what follows it may hold values.

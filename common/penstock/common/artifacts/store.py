@@ -211,7 +211,6 @@ class ArtifactStore:
             raise InternalError(f"the facts of artifact {artifact_id} cannot be read") from error
 
     def is_over(self, artifact: Artifact) -> bool:
-        """Whether it has expired and no conversation holds it."""
         if artifact.expires_at_ms is None or artifact.expires_at_ms > self._clock() * 1000:
             return False
         return not self.holds.any_of(artifact.tenant, artifact.artifact_id)
@@ -227,7 +226,6 @@ class ArtifactStore:
         return checked(data, artifact, sha256)
 
     def pieces(self, artifact: Artifact, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """As `digests.read_pieces`."""
         return read_pieces(self.places[artifact.store], artifact, start, end)
 
     def list(self, tenant: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True) -> Listed:

@@ -81,7 +81,6 @@ class Sweep:
 
 
 def listing_of(objects: Iterable[Seen]) -> Listing:
-    """Sort objects by their paths."""
     found = Listing()
     for one in objects:
         match one.path.split("/"):

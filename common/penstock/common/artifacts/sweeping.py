@@ -27,7 +27,7 @@ _OURS = frozenset({CONVERSATIONS.by_holder, REQUESTS.by_holder, by_time.FOLDER, 
 
 
 class Stopped(Exception):
-    """The sweeper was told to stop."""
+    """The sweeper is to stop."""
 
 
 class Sweeper:
@@ -99,7 +99,7 @@ class Sweeper:
             self._store.by_time.complete()
 
     def _release(self, tenant: str, conversation_id: str) -> None:
-        """What it held, unless it was begun anew since the look, and has made a mark."""
+        """What it held, unless it was begun again since the look, and has made a mark."""
         marks = self._store.holds.marks_of(tenant, conversation_id)
         if max(marks.values(), default=0) <= self._old_ms():
             self._store.holds.let_go(tenant, conversation_id, marks)

@@ -1,4 +1,4 @@
-"""How a conversation stands in the shared topic: its keys, its partition, and what stands for a topic's id. Pure.
+"""How a conversation is in the shared topic: its keys, its partition, and what stands for a topic's id. Pure.
 
 A conversation begins with a record whose key is `fork/…`, its head; it is gone when the head has a tombstone. So it
 behaves as a topic of its own: begun again under the same name it has another id.
@@ -51,12 +51,11 @@ def split_key(key: bytes | None) -> tuple[str, bytes] | None:
 
 def id_of(topic_id: str, partition: int, head: int) -> str:
     """What stands for the id of the conversation's topic, which no other has: Kafka's of the shared one, and where the
-    head stands in it."""
+    head is in it."""
     return f"{topic_id}{_HEAD_AT}{partition}{_HEAD_AT}{head}"
 
 
 def is_shared(conversation_topic_id: str | None) -> bool:
-    """Whether the conversation with this id stands in the shared topic."""
     return conversation_topic_id is not None and _HEAD_AT in conversation_topic_id
 
 

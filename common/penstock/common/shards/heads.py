@@ -1,4 +1,4 @@
-"""Which conversations stand in the shared topic: a look at the keys of their heads, without a copy of their records."""
+"""Which conversations are in the shared topic: a look at the keys of their heads, without a copy of their records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class Heads:
         return None if live is None else min(live.values())
 
     def conversations(self) -> list[str]:
-        """The keys of those that are there."""
         return list(self._live)
 
 

@@ -1,6 +1,6 @@
 """Over how many partitions of the shared topic its conversations are spread: partitions that are added stay unused.
 
-A conversation stands in the partition that its key had when it began. Kafka does not keep how many partitions there
+A conversation is in the partition that its key had when it began. Kafka does not keep how many partitions there
 were; the records tell it.
 """
 
@@ -17,7 +17,7 @@ from penstock.common.shards.addresses import split_key
 from penstock.schemas.topics import TP, partition_for
 
 SAMPLE = 200
-"""So many records are looked at from either end of a partition."""
+"""How many records are looked at from either end of a partition."""
 
 
 def partitions_in_use(settings: KafkaSettings, timeout_s: float = 10.0) -> int | None:
@@ -52,7 +52,6 @@ def fitting(places: Collection[tuple[str, int]], count: int) -> int:
 
 
 def _places(settings: KafkaSettings, count: int, timeout_s: float) -> set[tuple[str, int]]:
-    """Some conversations, with their partitions."""
     give_up = time.monotonic() + timeout_s
     partitions = [(settings.names.conversation_log, partition) for partition in range(count)]
     first = admin.begin_offsets(settings, partitions, timeout_s)

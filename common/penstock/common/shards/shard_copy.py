@@ -51,9 +51,9 @@ class ShardCopy:
         """Those over which conversations are spread. More may have been added since."""
         self.file = ShardFile(path, topic_id, self.partitions)
         self.on_records: Callable[[Sequence[RawMessage]], None] = lambda _: None
-        """Told of records that were written to the file, on the copy's thread."""
+        """Called with records that were written to the file, on the copy's thread."""
         self.on_failure: Callable[[str], object] = lambda _: None
-        """Told by whoever asks for a file that is not followed any more; only a new process mends that."""
+        """Called by a reader of a file that is not followed any more; only a new process mends that."""
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._followed_ms: dict[int, int] = {}
@@ -75,7 +75,7 @@ class ShardCopy:
         self.file.close()
 
     def refresh(self, partitions: Iterable[int], timeout_s: float = 10.0) -> ShardFile:
-        """The file, once all is in it that stands in these partitions now."""
+        """The file, once all is in it that is in these partitions now."""
         if self._reader.failure is not None:
             self.on_failure(f"conversations are not copied any more: {self._reader.failure!r}")
         wanted = [(self.topic, one) for one in sorted(set(partitions))]
@@ -148,7 +148,7 @@ class ShardCopy:
     def _take(self, batch: Sequence[RawMessage]) -> None:
         stale = {one for one in {message.partition for message in batch} if self._is_stale(self._followed_ms[one])}
         positions = {one.partition: one.offset + 1 for one in batch}
-        # Until it is made anew the file says that it is stale, also to a process that comes after this one.
+        # Until it is made again the file says that it is stale, also to a process that comes after this one.
         followed_ms = min((self._followed_ms[one] for one in stale), default=self._clock_ms())
         self._until_done(lambda: self.file.apply(batch, positions, followed_ms))
         self._followed_ms |= dict.fromkeys(positions, followed_ms)

@@ -1,7 +1,7 @@
 """The SQLite file that finds records of one conversation in the shared topic: a copy of what is live there.
 
 One thread writes, in the order of the log; others read, each by a connection of its own. The topic is the truth: a file
-that cannot be trusted is made anew from it.
+that cannot be trusted is made again from it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ShardFile:
     """Reads are of what was written last. Opening and reading raise Overloaded when the file does not allow it now."""
 
     def __init__(self, path: Path, topic_id: str, partitions: int) -> None:
-        """What stands there of a topic with another id is dropped."""
+        """What is there of a topic with another id is dropped."""
         self._path = path
         self._partitions = partitions
         self._readers = threading.local()
@@ -267,7 +267,7 @@ class _Writing:
 
     def take(self, message: RawMessage, conversation: str, key: bytes) -> None:
         number = self._number(conversation)
-        if self._has_strays:  # whatever stands behind it with its key takes its place
+        if self._has_strays:  # whatever is behind it with its key takes its place
             self._write.execute("DELETE FROM strays WHERE key = ?", (message.key,))
         if message.value is None:
             self.erases = True
@@ -283,7 +283,6 @@ class _Writing:
             self._is_stray([(message.key or b"", message.partition, message.timestamp_ms)])
 
     def flush(self) -> None:
-        """Write what was taken."""
         self._write.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", self._rows)
         self._rows.clear()
 

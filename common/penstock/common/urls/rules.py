@@ -1,4 +1,4 @@
-"""Which URLs may be fetched at all, told from the URL alone. Pure; the addresses of its host are checked at connect."""
+"""Which URLs may be fetched at all, judged by the URL alone. Pure; the addresses of its host are checked at connect."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UrlRules:
     allow_hosts: Sequence[str] = ()
     internal_hosts: Sequence[str] = ()
     closed_hint: str = "images are not fetched from URLs here; send the bytes, or upload them to /v1/artifacts"
-    """What a caller is told where no host may be named."""
+    """The message for a caller where no host may be named."""
     purpose: str = "images may come from"
     """What allowed hosts are for, in a refusal."""
 
@@ -96,7 +96,7 @@ def _listed(entries: Sequence[str], host: str, port: int, scheme: str, *, suffix
 
 
 def _entry(text: str) -> tuple[str, int | None]:
-    """(name, port) of an entry; an address of IPv6 with a port stands in brackets."""
+    """(name, port) of an entry; an address of IPv6 with a port is in brackets."""
     name, colon, port = text.strip().lower().rpartition(":")
     if colon and port.isdigit() and (name.startswith("[") or ":" not in name):
         return name.strip("[]").rstrip("."), int(port)

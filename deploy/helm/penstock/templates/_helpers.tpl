@@ -26,13 +26,14 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
 {{- /* All deployments by name: their values, and what follows from what they run. `stopSeconds` is the bound of a stop
-       after the drain. JSON. */}}
+       after the drain. A gateway that restarts itself is removed after two failed readiness probes, 10 s. JSON. */}}
 {{- define "penstock.workloads" -}}
 {{- $values := .Values }}
 {{- $own := dict "command" "gateway" "tag" $values.image.slim "port" 8000 "stopSeconds" 14 "keys" true "artifacts" true }}
 {{- $_ := set $own "settings" (dict
   "GATEWAY__HOST" "0.0.0.0" "GATEWAY__PORT" "8000" "GATEWAY__VIEW_PATH" "/data/gateway/view.sqlite"
   "GATEWAY__VIEW_SNAPSHOT_S" $values.gateway.snapshotSeconds
+  "GATEWAY__RESTART_NOTICE_S" (add ($values.gateway.preStopSeconds | default 0) 10)
   "GATEWAY__DRAIN_S" $values.gateway.drainSeconds "GATEWAY__TRUSTED_PROXIES" (toJson $values.gateway.trustedProxies)) }}
 {{- $found := dict "gateway" (merge $own $values.gateway) }}
 {{- range $name, $port := dict "bridge" 8002 "webhooks" 8003 "summarizer" 8004 }}
@@ -132,6 +133,9 @@ volumeMounts:
   {{- if $root.Values.secrets.existingSecret }}
   - {name: secrets, mountPath: /secrets, readOnly: true}
   {{- end }}
+  {{- if $root.Values.kafkaTls.existingSecret }}
+  - {name: kafka-tls, mountPath: /kafka-tls, readOnly: true}
+  {{- end }}
   {{- if $workload.worker }}
   - {name: cache, mountPath: /cache}
   {{- end }}
@@ -167,6 +171,9 @@ volumes:
   {{- end }}
   {{- with $root.Values.secrets.existingSecret }}
   - {name: secrets, secret: {secretName: {{ . }}}}
+  {{- end }}
+  {{- with $root.Values.kafkaTls.existingSecret }}
+  - {name: kafka-tls, secret: {secretName: {{ . }}}}
   {{- end }}
   {{- if $workload.worker }}
   {{- if or $workload.cache.existingClaim $workload.cache.create }}

@@ -132,7 +132,6 @@ class BatchStore:
         return self.get(key)
 
     def reader_of(self, tenant: str, input_file_id: str) -> str | None:
-        """A batch that runs and reads this file."""
         folder = f"{OPEN}/{tenant}"
         for batch_id in self._documents.names(folder):
             reads = (self._documents.get(f"{folder}/{batch_id}") or b"").endswith(input_file_id.encode())
@@ -148,7 +147,6 @@ class BatchStore:
         return [(tenant, batch_id) for tenant, batch_id in found]
 
     def made_ms(self, key: Key) -> int:
-        """When an open one was made."""
         made, _, file_id = (self._documents.get(_open(key)) or b"").partition(b" ")
         return int(made) if file_id else 0
 

@@ -192,7 +192,7 @@ class LineRuns:
             checked = [await self._checked(run) for run in runs]
         refused = [(run, one) for run, one in zip(runs, checked, strict=True) if isinstance(one, Exception)]
         sent = [(run, one) for run, one in zip(runs, checked, strict=True) if isinstance(one, Checked)]
-        refusals = await self._service.submitting.submit_together([one for _, one in sent])
+        refusals = await self._service.submitting.submit_together([one for _, one in sent], self._batch.batch_id)
         for (run, _), error in zip(sent, refusals, strict=True):
             if error is None:
                 self.refusal = None

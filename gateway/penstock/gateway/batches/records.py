@@ -125,7 +125,6 @@ class Batch:
         return str(uuid.uuid5(NAMESPACE, f"batch\n{self.tenant}\n{self.batch_id}\n{kind}"))
 
     def ended(self, stop: Stop | None, now_s: int) -> Batch:
-        """The batch when its files are written."""
         done = replace(self, in_flight=0, waiting_for=None, parts=())
         match stop:
             case None:

@@ -13,11 +13,12 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import IO, TypeVar
+from typing import IO, ParamSpec, TypeVar
 
 from penstock.common.artifacts import Artifact, ArtifactStore
 from penstock.common.clock import now_ms
 from penstock.common.tasks import set_within
+from penstock.common.tracing import STATUS, Attributes
 from penstock.gateway.batches.checking import Checking, Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.leases import BEAT_S
@@ -28,9 +29,11 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.routes.line_reader import Line, LineReader
 from penstock.gateway.routes.window import Budget, Window
 from penstock.gateway.service.service import GatewayService
+from penstock.gateway.traces import end_batch
 from penstock.schemas.errors import InternalError, NotFound, PenstockError
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 IN_MEMORY_BYTES = 64 * 1024
@@ -127,8 +130,8 @@ class BatchRun:
 
     async def run(self) -> None:
         """Raises LeaseLost, and Stopping when the gateway stops."""
-        if (ended := await self._stored(lambda: self._keeping.has_ended(self.batch.key))) is not None:
-            await self._stored(lambda: self._keeping.end(ended))
+        if (ended := await self._stored(self._keeping.has_ended, self.batch.key)) is not None:
+            await self._stored(self._keeping.end, ended)
             return
         await self._look()
         try:
@@ -159,6 +162,8 @@ class BatchRun:
         if not self.batch.is_final:
             self.batch = self.batch.ended(self._stop, _now_s())
         await self._stored(lambda: self._keeping.end(self.batch))
+        facts: Attributes = {STATUS: self.batch.status, "penstock.lines": self.batch.total}
+        end_batch(*self.batch.key, self.batch.endpoint, self.batch.created_ms, facts)
         logger.info("batch.ended batch=%s status=%s lines=%d", self.batch.batch_id, self.batch.status, self.batch.total)
 
     # -- the input
@@ -206,8 +211,7 @@ class BatchRun:
 
     async def _input(self) -> Artifact | None:
         """Sets the stop if it is gone."""
-        tenant = self.batch.tenant
-        found = await self._stored(lambda: self._service.artifacts.peek(tenant, self.batch.input_file_id))
+        found = await self._stored(self._service.artifacts.peek, self.batch.tenant, self.batch.input_file_id)
         if found is None:
             self._stop = self._stop or Stop.NO_INPUT
         return found
@@ -232,7 +236,7 @@ class BatchRun:
     # -- the lines
 
     async def _run_lines(self) -> None:
-        parts = await self._stored(lambda: self._keeping.parts(self.batch.key))
+        parts = await self._stored(self._keeping.parts, self.batch.key)
         self._closed = sum(parts.values(), Counts())
         # What an earlier runner submitted is known then, and is not asked for again.
         await _patiently(self._service.lookups.catch_up)
@@ -276,9 +280,7 @@ class BatchRun:
         while not part.is_whole:
             for line in await part.write():
                 self._window.give(_size(line))
-        await self._stored(
-            lambda: self._keeping.put_part(self.batch.key, part.number, part.answers, part.errors, part.counts)
-        )
+        await self._stored(self._keeping.put_part, self.batch.key, part.number, part.answers, part.errors, part.counts)
         self._closed += part.counts
         del self._open[part.number]
         part.close()
@@ -408,9 +410,12 @@ class BatchRun:
         waiting = shown.get("waiting_for")
         return None if waiting is None else {"reason": waiting["reason"], "detail": shown.get("detail")}
 
-    async def _stored(self, work: Callable[[], T]) -> T:
-        """What the store does, on a thread of the tenant's; waits while the store is away."""
-        return await _patiently(lambda: self._service.stored(self.batch.tenant, lambda _: work()))
+    async def _stored(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """What the store does, on a thread of the tenant's; waits while the store is away.
+
+        `self.batch` may change meanwhile: what is to be the newest is read by `work`.
+        """
+        return await _patiently(lambda: self._service.stored(self.batch.tenant, lambda _: work(*args, **options)))
 
 
 async def _patiently(work: Callable[[], Awaitable[T]]) -> T:

@@ -10,15 +10,18 @@ from random import Random
 
 from penstock.common import admin
 from penstock.common.background import BackgroundTasks
-from penstock.common.group_consumer import GroupConsumer, Listener, Read
+from penstock.common.group_consumer import GroupConsumer, Read
+from penstock.common.reader import Headers
 from penstock.common.settings import KafkaSettings
-from penstock.common.starting import Starting
-from penstock.common.tasks import end_all, set_within
+from penstock.common.tasks import end_all
+from penstock.common.telemetry import active
 from penstock.gateway.bridge.known import Known
 from penstock.gateway.bridge.message_handler import MessageHandler, TryAgain
+from penstock.gateway.group_work import GroupWork
 from penstock.gateway.queues.book import QueueBook, QueueMessage
 from penstock.gateway.queues.merge import Merge
 from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection
+from penstock.gateway.traces import taken
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.topics import TP
 
@@ -32,7 +35,7 @@ _IDLE_S = 1.0
 
 
 class QueueFeeder:
-    """`start`, `cancel` and `leave` within one event loop.
+    """`start`, `cancel` and `work.leave` within one event loop.
 
     `counted` gets (topic, outcome) of each message that is settled, `waiting` (topic, how many messages wait here).
     """
@@ -58,62 +61,39 @@ class QueueFeeder:
         self._handler = handler
         self._counted = counted
         self._tell_waiting = waiting
-        self._on_failure = on_failure
         merge = Merge(policy, [queue.weight for queue in self._queues], Random())
         self._book = QueueBook(merge, len(self._queues), merging.window)
-        self._consumer: GroupConsumer | None = None
-        self._held: set[str] = set()
-        self._woken = asyncio.Event()
         self._tasks: dict[asyncio.Task[None], QueueMessage] = {}
         self._background = BackgroundTasks()
-        self._waits_for: str | None = Starting("the broker was not asked yet")
+        self.offsets = self._book.offsets
+        self.work = GroupWork(
+            lambda listener: GroupConsumer(kafka, list(self._numbers), merging.group_id, listener, base=GROUP),
+            self,
+            None if active() is None else _all,  # only then are headers read
+        )
+        self.work.over.add_done_callback(lambda over: on_failure(over.result()))
 
     def start(self) -> None:
         """Read as soon as all topics are there."""
-        self._background.start(self._run(), "queues")
-
-    @property
-    def waits_for(self) -> str | None:
-        """Why no queue is read; None when they are."""
-        return self._waits_for or (None if self._consumer is None else self._consumer.waits_for)
+        self._background.start(self._begin(), "queues")
 
     async def cancel(self) -> None:
         """Begin nothing more. What is under way is left to the next reader of the queues."""
         await self._background.cancel()
+        await self.work.cancel()
         await end_all(self._tasks)
-
-    async def leave(self) -> None:
-        """Commit what is settled and leave the group: from then on others read the queues."""
-        if self._consumer is not None:
-            self._consumer.commit(self._book.commits())
-            await self._consumer.stop()
 
     # -- the loop
 
-    async def _run(self) -> None:
-        await self._begin()
-        listener = Listener(
-            on_batch=self._arrived,
-            on_assigned=self._assigned,
-            on_revoked=self._revoked,
-            on_failure=self._on_failure,
-        )
-        topics = [queue.topic for queue in self._queues]
-        self._consumer = GroupConsumer(self._kafka, topics, self._merging.group_id, listener, base=GROUP)
-        self._consumer.start()
-        self._waits_for = None
-        logger.info("queues.reading topics=%s", ",".join(topics))
-        while True:
-            self._step(self._consumer)
-            await self._wait()
-
     async def _begin(self) -> None:
-        """Wait until all topics are there and the request topics are read."""
+        """When all topics are there and the request topics are read."""
         while (reason := await self._cannot_begin()) is not None:
-            if reason != self._waits_for:
+            if reason != self.work.waits_for:
                 logger.error("queues.waiting reason=%s: no queue is read until then", reason)
-                self._waits_for = reason
+                self.work.reason = reason
             await asyncio.sleep(LOOK_S)
+        self.work.start()
+        logger.info("queues.reading topics=%s", ",".join(self._numbers))
 
     async def _cannot_begin(self) -> str | None:
         names = self._kafka.names
@@ -128,21 +108,19 @@ class QueueFeeder:
             return str(error)
         return None
 
-    def _assigned(self, partitions: list[TP]) -> None:
+    def assigned(self, partitions: list[TP]) -> None:
         """Their former owner may have sent requests for their messages."""
         self._known.look_again()
-        self._book.assign(partitions)
+        self.offsets.assign(partitions)
 
-    async def _revoked(self, partitions: list[TP]) -> None:
+    async def revoked(self, partitions: list[TP]) -> None:
         """Their next owner looks for what was sent here: all that was sent must stand on its topic by then."""
-        if self._consumer is not None:
-            self._consumer.commit(self._book.commits())
+        self.work.commit()
         self._book.revoke(partitions)
         await end_all(task for task, message in self._tasks.items() if not message.taken)
         await self._handler.flush()
 
-    def _step(self, consumer: GroupConsumer) -> None:
-        self._woken.clear()
+    def tend(self) -> float:
         self._known.check()
         for message in self._book.take(time.monotonic()):
             task = asyncio.get_running_loop().create_task(self._carry(message))
@@ -150,32 +128,29 @@ class QueueFeeder:
             task.add_done_callback(self._ended)
         for queue, count in zip(self._queues, self._book.buffered(), strict=True):
             self._tell_waiting(queue.topic, count)
-        if due := self._book.commits():
-            consumer.commit(due)
-        held = {self._queues[number].topic for number in self._book.full()}
-        if held != self._held:
-            self._held = held
-            consumer.hold(held)
-
-    async def _wait(self) -> None:
         at = self._book.next_time()
-        timeout_s = _IDLE_S if at is None else max(0.0, min(_IDLE_S, at - time.monotonic()))
-        await set_within(self._woken, timeout_s)
+        return _IDLE_S if at is None else max(0.0, min(_IDLE_S, at - time.monotonic()))
 
-    def _arrived(self, batch: Sequence[Read]) -> None:
+    def full(self, arriving: int, held: set[str]) -> set[str]:
+        return {self._queues[number].topic for number in self._book.full()}
+
+    def passed(self, tp: TP, position: int) -> None:
+        """The book has what arrived."""
+
+    async def take(self, batch: Sequence[Read]) -> None:
         for read in batch:
             number = self._numbers[read.tp[0]]
             message = QueueMessage(
                 queue=number, tp=read.tp, offset=read.offset, value=read, pool=self._queues[number].pool
             )
             self._book.arrived(message)
-        self._woken.set()
 
     async def _carry(self, message: QueueMessage) -> None:
         """One message to its end, or to the time of its next try."""
         queue = self._queues[message.queue]
         try:
-            outcome = await self._handler.run(queue, message.value, message.tries)
+            with taken(message.value):
+                outcome = await self._handler.run(queue, message.value, message.tries)
         except TryAgain as again:
             logger.info("queues.again topic=%s offset=%d code=%s", queue.topic, message.offset, again.error.code)
             self._again(message, tried=again.tried)
@@ -189,7 +164,7 @@ class QueueFeeder:
             self._book.settled(message)
             self._counted(queue.topic, outcome)
         finally:
-            self._woken.set()
+            self.work.woken.set()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         message = self._tasks.pop(task)
@@ -201,3 +176,7 @@ class QueueFeeder:
     def _again(self, message: QueueMessage, *, tried: bool) -> None:
         self._counted(self._queues[message.queue].topic, "tried_again")
         self._book.again(message, time.monotonic() + self._merging.backoff_s, tried=tried)
+
+
+def _all(headers: Headers) -> bool:
+    return True

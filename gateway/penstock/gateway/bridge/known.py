@@ -1,4 +1,5 @@
-"""What a bridge knows from the topics: which requests bridges have sent, and which models and pools there are.
+"""What a bridge knows from the topics: which requests bridges have sent, which models and pools there are, and which
+limits of tenants operators have ordered.
 
 One reader follows the request topics, `inference.model` and `inference.worker`. Before the messages of a newly assigned
 partition are looked at, it reads to the current ends: what another bridge sent for them is known then, and is not sent
@@ -12,9 +13,10 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from penstock.common import admin
 from penstock.common.arrivals import Arrivals
@@ -25,7 +27,11 @@ from penstock.common.model_pools import pool_of
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.heads import HeadsFollower
+from penstock.gateway.access.key_follower import KeyFollower
+from penstock.gateway.edge.key_book import KeyBook
+from penstock.gateway.health_server import Degraded
 from penstock.gateway.limits.tenants import by_tenant
+from penstock.gateway.service.dependencies import Dependencies, Problem
 from penstock.gateway.view.fleet import Fleet, KnownModels
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, InternalError, InvalidRequest, PenstockError
@@ -44,6 +50,8 @@ LISTED_S = 10.0
 READ_S = 60.0
 AGAIN_S = 1.0
 FORGET_S = 60.0
+PROBE_S = 30.0
+"""Between two looks whether the topic of limits can be read."""
 
 Key = tuple[str, str]
 """(tenant, request id)"""
@@ -91,7 +99,6 @@ class SentRequests:
                 del self._sent[key]
 
     def on_record(self, key: Key, sent: Sent) -> None:
-        """A record of it stands on a request topic."""
         with self._lock:
             known = self._sent.get(key)
             if known is None or not known.on_topic or sent.at_ms < known.at_ms:
@@ -101,8 +108,14 @@ class SentRequests:
 class Known:
     """On the event loop, but for what its reader's thread does. `start` comes first, then `look_again`."""
 
-    def __init__(self, kafka: KafkaSettings, codec: Codec, worker_late_s: float) -> None:
-        """`worker_late_s`: so long after its last report a worker counts as alive."""
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        codec: Codec,
+        worker_late_s: float,
+        on_limits: Callable[[str, Mapping[str, Any] | None], None] = lambda tenant, limits: None,
+    ) -> None:
+        """`worker_late_s`: so long after its last report a worker counts as alive. `on_limits`: see `KeyBook`."""
         self._kafka, self._late_ms = kafka, int(worker_late_s * 1000)
         self._codec = codec
         self._reader: PartitionReader | None = None
@@ -119,17 +132,30 @@ class Known:
         """Of conversations that share a topic, once somebody asked for them."""
         self._tasks = BackgroundTasks()
         self._looking: asyncio.Task[None] | None = None
+        self._keys = KeyBook(unread="the limits of tenants are not read yet")
+        self._keys.on_limits = on_limits
+        self._key_follower: KeyFollower | None = None
+        self._limits = Dependencies({"key_topic": self._look_at_limits}, PROBE_S)
         self.sent = SentRequests()
 
     def declare(self, entries: Iterable[ModelEntry]) -> None:
         self._fleet.declare(entries)
 
     async def start(self) -> None:
-        """Begin to read, two horizons back. Raises BrokerUnavailable, NotFound."""
+        """Begin to read, two horizons back. Raises BrokerUnavailable, NotFound.
+
+        Without the limits that operators have ordered nothing begins. An older installation has no topic of them.
+        """
+        problem = await self._look_at_limits()
+        if self._keys.unread is not None:
+            raise BrokerUnavailable(self._keys.unread if problem is None else problem.cause or problem.text)
         self._reader = await asyncio.to_thread(self._begin)
+        self._tasks.start(self._limits.run(), "limits")
 
     async def stop(self) -> None:
         await self._tasks.cancel()
+        if self._key_follower is not None:
+            await self._key_follower.stop()
         if self._reader is not None:
             await asyncio.to_thread(self._reader.stop)
         if self._listing is not None:  # its thread may be making the follower
@@ -142,7 +168,21 @@ class Known:
         if self._reader is not None and self._reader.failure is not None:
             raise InternalError(f"the request topics are not read any more: {self._reader.failure}")
 
+    async def _look_at_limits(self) -> Problem | None:
+        if self._key_follower is None:
+            self._key_follower = KeyFollower(self._kafka, self._codec, self._keys)
+        return await self._key_follower.look()
+
     # -- what is known
+
+    @property
+    def lacks(self) -> Degraded | None:
+        """Why the limits that operators order do not arrive."""
+        problem = self._limits.results()[0].problem
+        if problem is None:
+            return None
+        cause = problem.cause or problem.text
+        return Degraded(f"limits that operators order do not arrive, those of before hold: {cause}")
 
     def models(self) -> KnownModels:
         """The models that workers report."""

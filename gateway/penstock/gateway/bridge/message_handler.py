@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from penstock.common.transport import AsyncTransport
 from penstock.gateway.bridge.requests import Accepted, Outcome, Requests
 from penstock.gateway.edge.errors import FinalFailure, outcome_error
 from penstock.gateway.edge.validation import validated
-from penstock.gateway.limits.callers import Caller
+from penstock.gateway.limits.callers import DEFAULT_PRIORITY, Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
 from penstock.gateway.openai.completion_answers import Shape, completion
@@ -55,11 +56,12 @@ from penstock.schemas.lifetimes import deadline_of
 from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import DeadLetter, InferenceRequest, Origin, ResultEvent
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class TryAgain(Exception):
+@dataclass
+class TryAgain(Exception):  # not frozen: what it passes through sets its traceback
     """Not now. `tried`: the request had an outcome, so that the next try is a new request."""
 
     error: PenstockError
@@ -102,8 +104,7 @@ class MessageHandler:
                 return await self._llmd(queue, read.value, tries)
             return await self._penstock(queue, read)
         except BadMessage as error:
-            await self._answer(queue, error.message_id, refused(error.message_id, error.error))
-            return "refused"
+            return await self._refuse(queue, error.message_id, error.error)
         except _Unreadable as error:
             await self._dead_letter(queue, read, error.cause)
             return "dead_lettered"
@@ -120,9 +121,10 @@ class MessageHandler:
         except PenstockError as error:
             raise _Unreadable(error) from None
         try:
-            request = self._request_of(queue, message, was_sent=self._was_sent(queue, message, tries))
+            request, chosen = self._request_of(queue, message, was_sent=self._was_sent(queue, message, tries))
             request_id = _request_id(queue, message, tries)
-            accepted = await self._requests.accepted(dataclasses.replace(request, request_id=request_id), queue.extra)
+            request = dataclasses.replace(request, request_id=request_id)
+            accepted = await self._requests.accepted(request, queue.extra, names_priority=chosen)
             event = (await self._outcome(accepted)).event
             result = await whole_result(self._reads, queue.tenant, _completed(event))
             answer = await self._shaped(message, request, request_id, result)
@@ -134,8 +136,7 @@ class MessageHandler:
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
-            await self._answer(queue, message.id, refused(message.id, error))
-            return "refused"
+            return await self._refuse(queue, message.id, error)
         await self._answer(queue, message.id, answer)
         return "completed"
 
@@ -150,8 +151,10 @@ class MessageHandler:
             return False
         return time.time() < message.deadline_s or self._was_sent(queue, message, tries)
 
-    def _request_of(self, queue: QueueSection, message: LlmdMessage, *, was_sent: bool) -> InferenceRequest:
-        """Raises PenstockError."""
+    def _request_of(
+        self, queue: QueueSection, message: LlmdMessage, *, was_sent: bool
+    ) -> tuple[InferenceRequest, bool]:
+        """The request, and whether its message names a priority. Raises PenstockError."""
         left_ms = LIMITS.max_ttl_ms
         if message.deadline_s is not None:
             left_ms = min(left_ms, message.deadline_s * 1000 - now_ms())
@@ -170,13 +173,14 @@ class MessageHandler:
                 body = validated(bodies.EmbeddingBody, message.body)
                 request = bodies.embedding_request(body, caller, now_ms())
         chosen = body.penstock is not None and body.penstock.priority is not None
-        named_tier = getattr(body, "service_tier", None) is not None
-        return dataclasses.replace(
+        tier: str | None = getattr(body, "service_tier", None)
+        request = dataclasses.replace(
             request,
             pool=request.pool or queue.pool,
-            priority=request.priority if chosen or named_tier else queue.priority,
+            priority=request.priority if chosen or tier is not None else queue.priority,
             ttl_ms=min(left_ms, request.ttl_ms or left_ms),
         )
+        return request, chosen or bodies.tier_priority(tier) is not None
 
     async def _shaped(self, message: LlmdMessage, request: InferenceRequest, request_id: str, result: Json) -> bytes:
         model, created = request.model or "default", int(time.time())
@@ -212,13 +216,14 @@ class MessageHandler:
         request = _older(dataclasses.replace(request, pool=request.pool or queue.pool), read.timestamp_ms)
         request_id = request.request_id
         try:
-            accepted = await self._requests.accepted(request, queue.extra)
+            chosen = request.priority != DEFAULT_PRIORITY  # Avro has it also where nobody named it
+            accepted = await self._requests.accepted(request, queue.extra, names_priority=chosen)
         except PenstockError as error:
             if error.retryable:
                 raise TryAgain(error, False) from None
             error = named(error, names_in(read.value))
-            await self._answer(queue, request_id, _dumped({"request_id": request_id, **_error_json(error)}))
-            return "refused"
+            answer = _dumped({"request_id": request_id, **_error_json(error)})
+            return await self._refuse(queue, request_id, error, answer)
         outcome = await self._outcome(accepted)
         result = result_json(outcome.event)
         answer = await beside_the_loop(result or {}, lambda: encode_json(_public(accepted, outcome)).encode())
@@ -233,6 +238,18 @@ class MessageHandler:
             return await self._requests.outcome(accepted)
         except PenstockError as error:
             raise TryAgain(error, False) from None
+
+    async def _refuse(
+        self, queue: QueueSection, message_id: str, error: PenstockError, answer: bytes | None = None
+    ) -> str:
+        """Of a message that became no request: no outcome says so. `answer`: None in the form of llm-d.
+
+        Raises as `_answer`.
+        """
+        if queue.result_topic is None:
+            logger.warning("queues.refused topic=%s id=%s code=%s", queue.topic, message_id, error.code)
+        await self._answer(queue, message_id, answer or refused(message_id, error))
+        return "refused"
 
     async def _answer(self, queue: QueueSection, message_id: str, value: bytes) -> None:
         """Raises BrokerUnavailable and its like."""

@@ -15,6 +15,7 @@ from penstock.gateway.bridge.known import Known, Sent, content_header, content_o
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.models import check_abilities, model_or_refusal
+from penstock.gateway.traces import TAKEN, Sending, watched
 from penstock.producers import AsyncClient, Result, Status, Submitted
 from penstock.schemas.errors import (
     BrokerUnavailable,
@@ -24,8 +25,9 @@ from penstock.schemas.errors import (
     InvalidRequest,
     NotFound,
 )
-from penstock.schemas.records import InferenceRequest, ResultEvent
+from penstock.schemas.records import InferenceRequest, Place, ResultEvent
 from penstock.schemas.requests import validate_request
+from penstock.schemas.topics import TopicNames
 
 CLOCKS_MS = 600_000
 """So far the clocks of workers, whose times results have, may be behind that of the broker."""
@@ -56,6 +58,7 @@ class Requests:
     _known: Known
     _allowances: Allowances
     _check_place: Callable[[str | None, str | None], None]
+    _names: TopicNames
 
     async def up_to_date(self) -> None:
         """Wait until it is known what others have sent. Raises BrokerUnavailable."""
@@ -65,11 +68,14 @@ class Requests:
         """Whether it was sent, by any process that had its message, as far as is known since `up_to_date`."""
         return self._known.sent.find((tenant, request_id)) is not None
 
-    async def accepted(self, request: InferenceRequest, extra: Mapping[str, str] | None = None) -> Accepted:
+    async def accepted(
+        self, request: InferenceRequest, extra: Mapping[str, str] | None = None, *, names_priority: bool = True
+    ) -> Accepted:
         """The request as it stands on its topic: sent now, or before by the process that had the message.
 
         `extra`: of its queue, for what the request's own does not have. No part of what identifies its content, so that
-        a queue's setting may change between two tries.
+        a queue's setting may change between two tries. Nor is the priority that its tenant's limits leave to a request
+        that names none, as gateways give it.
 
         Raises IdempotencyKeyReused when its id was sent with another content, ModelNotFound, InvalidRequest, Forbidden,
         TenantLimit, TooLarge, and Overloaded or BrokerUnavailable when it can be tried again.
@@ -81,6 +87,9 @@ class Requests:
                 tenants.on_conversations(request.tenant, listed, time.time())
         # From here to the claim nothing waits, so that of two messages with one id the second follows the first.
         key, content = (request.tenant, request.request_id), content_of(request)
+        if not names_priority:
+            most = self._allowances.with_priority(Caller(tenant=request.tenant)).max_priority
+            request = replace(request, priority=max(request.priority, most))
         found = self._known.sent.find(key)
         if found is not None:
             if found.content != content:
@@ -141,10 +150,15 @@ class Requests:
 
     async def _send(self, request: InferenceRequest, content: str) -> Submitted:
         headers = [content_header(request.tenant, content)]
+        sending = Sending.of(request, self._names, TAKEN.get())
+        traceparent = valid_traceparent(None) if sending is None else sending.traceparent
         try:
-            return await self._clients[request.tenant].send(
-                request, traceparent=valid_traceparent(None), headers=headers
-            )
+            with watched(sending):
+                submitted = await self._clients[request.tenant].send(request, traceparent=traceparent, headers=headers)
+            if sending is not None:
+                place = Place(topic=submitted.topic, partition=submitted.partition, offset=submitted.offset)
+                sending.ended(place)
+            return submitted
         except Forbidden as error:  # of Kafka
             raise unavailable(error) from error
         except NotFound as error:

@@ -9,14 +9,13 @@ from pydantic import Field, field_validator, model_validator
 
 from penstock.common.configuration import (
     ArtifactsSection,
-    KafkaSection,
-    ProcessSettings,
+    KafkaProcessSettings,
     RegistrySection,
     Section,
     SharedSection,
+    TelemetrySection,
 )
 from penstock.common.model_entry import ModelEntry
-from penstock.common.settings import KafkaSettings
 from penstock.gateway.limits.settings import LimitsSection
 from penstock.gateway.queues.settings import QueueMergeSection, QueuePolicy, QueueSection, check_queues
 from penstock.schemas.topics import TopicNames
@@ -43,15 +42,17 @@ class KeysFile(SharedSection):
     """Without keys everybody is the default tenant, and only loopback may be bound."""
 
 
-class BridgeSettings(ProcessSettings):
+class BridgeSettings(KafkaProcessSettings):
     """All that a bridge process reads from outside, read once at its start."""
 
-    kafka: KafkaSection = Field(default_factory=KafkaSection)
+    process = "bridge"
+
     bridge: BridgeSection = BridgeSection()  # pyright: ignore[reportCallIssue]
     gateway: GatewayShare = Field(default_factory=GatewayShare)
     auth: KeysFile = Field(default_factory=KeysFile)
     artifacts: ArtifactsSection = Field(default_factory=ArtifactsSection)
     schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
     models: list[ModelEntry] = Field(default_factory=list[ModelEntry])
     queue_policy: QueuePolicy = "weighted"
     """Which of `[[queues]]` is next when several have messages; strict takes them in their order."""
@@ -78,6 +79,3 @@ class BridgeSettings(ProcessSettings):
     def artifacts_location(self) -> str:
         """The folder or URL of artifacts, as this process sees it."""
         return self.bridge.artifacts_dir or self.artifacts.location
-
-    def kafka_settings(self) -> KafkaSettings:
-        return self.kafka.clients("bridge")

@@ -72,7 +72,6 @@ class ConversationIndex:
         """It holds tombstones alone, and what is said of forks."""
 
     def __len__(self) -> int:
-        """The number of its records."""
         return len(self._erased) + len(self.forks.forks) if self.is_thin else len(self._offsets)
 
     def thin(self) -> ConversationIndex:

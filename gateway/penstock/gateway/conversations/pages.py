@@ -441,5 +441,4 @@ class Conversations:
 
 
 def unknown(conversation_id: str) -> NotFound:
-    """The error for a conversation that does not exist."""
     return NotFound(f"conversation {conversation_id} does not exist", param="conversation_id")

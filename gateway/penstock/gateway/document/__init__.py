@@ -1,1 +1,1 @@
-"""The OpenAPI document and the page that shows it."""
+"""The OpenAPI and AsyncAPI documents, and the page that shows the former."""

@@ -25,11 +25,14 @@ from penstock.gateway.edge.rules import (
     shown_path,
 )
 from penstock.gateway.edge.tickets import Use
+from penstock.gateway.limits.settings import TenantLimits
 from penstock.gateway.openai import chat_bodies as openai_models
 from penstock.gateway.openai import image_bodies
 from penstock.gateway.openai import responses_bodies as responses_models
 from penstock.gateway.openai import shapes as openai_shapes
 from penstock.gateway.routes import (
+    admin_audit,
+    admin_keys,
     answers,
     artifact_answers,
     commands,
@@ -70,6 +73,15 @@ FILE_FORM: dict[str, Any] = {
         "expires_after[seconds]": {"type": "integer", "minimum": 3_600, "maximum": 2_592_000},
     },
     "required": ["file", "purpose"],
+}
+LIMITS: dict[str, Any] = {
+    "type": "object",
+    "description": "Limits by the names of `[gateway.limits]`; null: no limit.",
+    "properties": {
+        name: {one: value for one, value in schema.items() if one not in ("default", "title")}
+        for name, schema in TenantLimits.model_json_schema()["properties"].items()
+        if name != "conversation_retention_s"
+    },
 }
 CONTENT_TYPES = ("application/octet-stream", "image/png", "image/jpeg", "image/webp", "image/gif", "text/plain")
 EVENTS: dict[str, Any] = {"description": "Server-sent events: each `data:` line is a JSON object."}
@@ -123,6 +135,12 @@ def _shared(rules: Rules, *models: Any) -> Declared:
     return Declared(replace(rules, shared=True), Documented(responses={200: {JSON: [*models]}, 304: {}}))
 
 
+def _usage(rules: Rules) -> Declared:
+    """A shared answer that is also made as a table."""
+    made: dict[str, Any] = {JSON: Page[operator_answers.UsageGroup], "text/csv": {"type": "string"}}
+    return Declared(replace(rules, shared=True), Documented(responses={200: made, 304: {}}))
+
+
 def _content(rules: Rules, media_types: tuple[str, ...]) -> Declared:
     """A route that answers bytes: all, a part of them, or that the client has them."""
     some = dict.fromkeys(media_types, BYTES)
@@ -166,6 +184,7 @@ def _registry(model: Any, *, errors: tuple[int, ...] = (404,), takes: Takes = Ta
 
 
 READ, CANCEL, ADMIN = _rules("read"), _rules("cancel"), _rules("admin")
+ADMIN_JSON = _rules("admin", Takes.JSON)
 BY_URL: frozenset[Use] = frozenset({"read", "session"})
 """Tickets in URLs of what a page reads: EventSource sends no headers, and comes again with the same URL."""
 READ_ONE = replace(READ, narrowed=Narrowed.BY_PATH, tickets=BY_URL)
@@ -243,22 +262,25 @@ ROUTES: dict[RouteKey, Declared] = {
         body=commands.ReprioritizeManyBody,
     ),
     ("GET", "/v1/stats"): _route(READ, answers.Stats),
+    ("GET", "/v1/usage"): _usage(READ),
+    ("GET", "/v1/admin/usage"): _usage(ADMIN),
     ("GET", "/v1/admin/requests"): _shared(
         ADMIN, answers.RequestPage[answers.RequestOfTenant], answers.ChangesOfTenant
     ),
     ("GET", "/v1/admin/requests/{request_id}"): _route(ADMIN, answers.RequestOfTenant, errors=(*OF_ONE, 410)),
-    ("GET", "/v1/admin/stats"): _shared(replace(ADMIN, hot=hot_routes.admin_stats), operator_answers.AdminStats),
-    ("GET", "/v1/admin/problems"): _shared(replace(ADMIN, hot=hot_routes.admin_problems), operator_answers.Problems),
-    ("GET", "/v1/admin/devices"): _shared(replace(ADMIN, hot=hot_routes.admin_devices), Page[operator_answers.Device]),
+    ("GET", "/v1/admin/overview"): _shared(replace(ADMIN, hot=hot_routes.admin_overview), operator_answers.Overview),
+    ("GET", "/v1/admin/stats"): _shared(ADMIN, operator_answers.AdminStats),
+    ("GET", "/v1/admin/problems"): _shared(ADMIN, operator_answers.Problems),
+    ("GET", "/v1/admin/devices"): _shared(ADMIN, Page[operator_answers.Device]),
     ("GET", "/v1/admin/gateways"): _shared(ADMIN, Page[operator_answers.GatewayReport]),
     ("GET", "/v1/waiting"): _shared(READ, operator_answers.AllWaiting),
-    ("GET", "/v1/admin/waiting"): _shared(replace(ADMIN, hot=hot_routes.admin_waiting), operator_answers.AllWaiting),
-    ("GET", "/v1/admin/tenants"): _shared(replace(ADMIN, hot=hot_routes.admin_tenants), operator_answers.Tenants),
+    ("GET", "/v1/admin/waiting"): _shared(ADMIN, operator_answers.AllWaiting),
+    ("GET", "/v1/admin/tenants"): _shared(ADMIN, operator_answers.Tenants),
     ("GET", "/v1/admin/history"): _shared(ADMIN, operator_answers.History),
     ("GET", "/v1/admin/model-events"): _shared(ADMIN, Page[operator_answers.ModelEvent]),
     ("GET", "/v1/admin/models"): _shared(ADMIN, Page[operator_answers.AdminModel]),
     ("POST", "/v1/admin/models"): _route(
-        _rules("admin", Takes.JSON), operator_answers.Desired, 202, body=ModelEntry, errors=(*ANY_ROUTE, 409)
+        ADMIN_JSON, operator_answers.Desired, 202, body=ModelEntry, errors=(*ANY_ROUTE, 409)
     ),
     ("GET", "/v1/admin/models/{model_id:path}"): _route(ADMIN, operator_answers.AdminModel, errors=OF_ONE),
     ("DELETE", "/v1/admin/models/{model_id:path}"): _route(ADMIN, operator_answers.Desired, 202, errors=OF_ONE),
@@ -268,14 +290,35 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/v1/admin/orders"): _route(ADMIN, Page[operator_answers.OrderInForce]),
     ("GET", "/v1/admin/orders/{revision}"): _route(ADMIN, operator_answers.Order),
     ("POST", "/v1/admin/classes/{class_name}/{action}"): _route(ADMIN, operator_answers.Desired, 202, errors=OF_ONE),
+    ("GET", "/v1/admin/keys"): _route(ADMIN, Page[admin_keys.Key]),
+    ("POST", "/v1/admin/keys"): _route(
+        ADMIN_JSON,
+        admin_keys.KeyWithSecret,
+        201,
+        body=admin_keys.NewKey,
+        body_required=False,
+        errors=(*ANY_ROUTE, 409),
+    ),
+    ("GET", "/v1/admin/keys/{key_id}"): _route(ADMIN, admin_keys.Key, errors=OF_ONE),
+    ("POST", "/v1/admin/keys/{key_id}"): _route(
+        ADMIN_JSON, admin_keys.Key, body=admin_keys.KeyRights, errors=(*OF_ONE, 409)
+    ),
+    ("DELETE", "/v1/admin/keys/{key_id}"): _route(ADMIN, admin_keys.KeyDeleted, errors=(*OF_ONE, 409)),
+    ("POST", "/v1/admin/keys/{key_id}/rotate"): _route(
+        ADMIN_JSON,
+        admin_keys.KeyWithSecret,
+        body=admin_keys.Rotation,
+        body_required=False,
+        errors=(*OF_ONE, 409),
+    ),
+    ("GET", "/v1/admin/limits"): _route(ADMIN, Page[admin_keys.TenantLimits]),
+    ("POST", "/v1/admin/limits/{tenant}"): _route(ADMIN_JSON, admin_keys.TenantLimits, body=LIMITS),
+    ("DELETE", "/v1/admin/limits/{tenant}"): _route(ADMIN, admin_keys.TenantLimits, errors=OF_ONE),
+    ("GET", "/v1/admin/audit"): _route(ADMIN, Page[admin_audit.AuditAnswer]),
     ("GET", "/v1/admin/dlq"): _route(ADMIN, Page[operator_answers.DeadLetter]),
     ("GET", "/v1/admin/dlq/groups"): _route(ADMIN, Page[operator_answers.DeadLetterGroup]),
-    ("POST", "/v1/admin/dlq/redrive"): _route(
-        _rules("admin", Takes.JSON), operator_answers.Redrive, body=dead_letters.RedriveBody
-    ),
-    ("POST", "/v1/admin/dlq/purge"): _route(
-        _rules("admin", Takes.JSON), operator_answers.Purge, body=dead_letters.PurgeBody
-    ),
+    ("POST", "/v1/admin/dlq/redrive"): _route(ADMIN_JSON, operator_answers.Redrive, body=dead_letters.RedriveBody),
+    ("POST", "/v1/admin/dlq/purge"): _route(ADMIN_JSON, operator_answers.Purge, body=dead_letters.PurgeBody),
     ("GET", "/v1/admin/dlq/{letter_id:path}"): _route(ADMIN, operator_answers.DeadLetter, errors=OF_ONE),
     ("POST", "/v1/conversations"): _route(
         _rules("submit", Takes.JSON),
@@ -440,6 +483,7 @@ ROUTES: dict[RouteKey, Declared] = {
     ("GET", "/console/{name:path}"): Declared(PAGE),
     ("GET", "/docs"): Declared(PAGE),
     ("GET", "/openapi.json"): Declared(PAGE),
+    ("GET", "/asyncapi.json"): Declared(PAGE),
 }
 
 TABLE = RouteTable({key: declared.rules for key, declared in ROUTES.items()})

@@ -1,9 +1,10 @@
-"""The OpenAPI document, and `GET /docs`: the same as a page. No script; nothing is loaded from another host."""
+"""The OpenAPI and AsyncAPI documents, and `GET /docs`: the former as a page, without scripts and other hosts."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -13,7 +14,10 @@ from weakref import WeakKeyDictionary
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import HTMLResponse, Response
 
+from penstock.gateway.context import context_of_app
 from penstock.gateway.document import error_codes
+from penstock.gateway.document.asyncapi import asyncapi, configured_asyncapi
+from penstock.schemas.errors import PenstockError
 
 router = APIRouter()
 
@@ -40,6 +44,21 @@ async def openapi(request: Request) -> Response:
     return Response(made.document, media_type="application/json")
 
 
+@router.get("/asyncapi.json", include_in_schema=False)
+async def events(request: Request) -> Response:
+    """The AsyncAPI document, with the prefix of this installation's topics.
+
+    Callers with a key, and all where there are no keys, get the topics of `[[queues]]` and webhooks too.
+    """
+    made, is_known = await _made(request), True
+    try:
+        context_of_app(request.app).policy.authenticate(request.headers)
+    except PenstockError:
+        is_known = False
+    content = made.configured_events if is_known else made.events
+    return Response(content, media_type="application/json", headers={"cache-control": "private, no-cache"})
+
+
 @router.get("/docs", include_in_schema=False)
 async def docs(request: Request) -> HTMLResponse:
     """The document as a page."""
@@ -49,37 +68,56 @@ async def docs(request: Request) -> HTMLResponse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Made:
-    """Both forms, as bytes."""
+    """All forms, as bytes."""
 
     document: bytes
+    events: bytes
+    configured_events: bytes
     page: bytes
 
 
 async def _made(request: Request) -> _Made:
     """Made once for each process, in a tenth of a second: on a thread, so that others are served meanwhile."""
     app: FastAPI = request.app
-    if app not in _MADE:
-        _MADE[app] = await asyncio.to_thread(_make, app)
-    return _MADE[app]
+    return _MADE.get(app) or await asyncio.to_thread(_make_once, app)
+
+
+def _make_once(app: FastAPI) -> _Made:
+    with _ONE_AT_A_TIME:  # two at once would complete the same document twice
+        if app not in _MADE:
+            _MADE[app] = _make(app)
+        return _MADE[app]
 
 
 def _make(app: FastAPI) -> _Made:
     document = app.openapi()
-    return _Made(document=json.dumps(document, ensure_ascii=False).encode(), page=page(document).encode())
+    settings = context_of_app(app).settings
+    events, configured = asyncapi(settings.kafka.topic_prefix), configured_asyncapi(settings)
+    return _Made(
+        document=_bytes(document),
+        events=_bytes(events),
+        configured_events=_bytes(configured),
+        page=page(document).encode(),
+    )
+
+
+def _bytes(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False).encode()
 
 
 _MADE: WeakKeyDictionary[FastAPI, _Made] = WeakKeyDictionary()
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def page(document: dict[str, Any]) -> str:
-    """The whole page."""
     info = document["info"]
     title, summary = escape(info["title"]), escape(info.get("summary", ""))
     parts = [
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>',
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>',
         f"<h1>{title}</h1><p>{summary}. ",
-        'As a document for tools: <a href="/openapi.json">/openapi.json</a> (OpenAPI). '
+        'As documents for tools: <a href="/openapi.json">/openapi.json</a> (OpenAPI), and '
+        '<a href="/asyncapi.json">/asyncapi.json</a> (AsyncAPI) of the topics and the WebSocket. '
         "Keys go into <code>Authorization: Bearer …</code>.</p>",
     ]
     for tag, operations in _by_tag(document).items():

@@ -37,6 +37,7 @@ WHEN: dict[str, str] = {
     ),
     "overloaded": "A limit of the gateway, the client library or a remote server is reached.",
     "broker_unavailable": "Kafka does not answer or did not acknowledge in time.",
+    "broker_refused": "Kafka refuses the connections of this process: login, certificate or protocol.",
     "registry_unavailable": "The schema registry does not answer.",
     "store_unavailable": "The store of artifacts did not take or give something; the message names place and cause.",
     "source_unavailable": "Another server, from which an image was to be fetched, was not reached or did not answer.",

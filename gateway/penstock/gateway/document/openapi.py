@@ -66,7 +66,6 @@ def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _operation_id(method: str, path: str) -> str:
-    """A name for generated clients."""
     words = [word.strip("{}") for word in path.split("/") if word not in ("", "v1")]
     return "_".join([method, *words]).replace("-", "_")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -13,10 +14,13 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from penstock.gateway.edge.keys import KeyRecord, KeyRing
+from penstock.gateway.edge.identity import IdentityProxies
+from penstock.gateway.edge.key_book import KeyBook
+from penstock.gateway.edge.key_records import KeyRecord, digest_of, id_of
+from penstock.gateway.edge.keys import KeyRing
 from penstock.gateway.edge.tickets import SESSION_PREFIX, Redeemed, TicketOffice, Use
 from penstock.gateway.limits.callers import ANYBODY, Caller
-from penstock.schemas.errors import Forbidden, Unauthenticated
+from penstock.schemas.errors import BrokerUnavailable, Forbidden, Unauthenticated
 
 SESSION_COOKIE = "penstock_session"
 
@@ -33,22 +37,26 @@ class AuthPolicy:
     tickets: TicketOffice
     allowed_origins: frozenset[str] = frozenset()
     allowed_hosts: frozenset[str] = frozenset()
+    proxies: IdentityProxies = field(default_factory=IdentityProxies)
 
     @classmethod
     def build(
         cls,
         *,
         keys_file: str | Path | None = None,
+        book: KeyBook | None = None,
         ticket_key: str | None = None,
         allowed_origins: Iterable[str] = (),
         allowed_hosts: Iterable[str] = (),
+        proxies: IdentityProxies | None = None,
     ) -> AuthPolicy:
-        """From settings. Raises KeysFileError when the keys file is missing or broken."""
+        """From settings; `book` has the keys of the topic. Raises KeysFileError for a missing or broken keys file."""
         return cls(
-            keys=KeyRing(keys_file) if keys_file else None,
+            keys=KeyRing(keys_file, book) if keys_file else None,
             tickets=TicketOffice(ticket_key),
             allowed_origins=frozenset(origin.rstrip("/").lower() for origin in allowed_origins),
             allowed_hosts=frozenset(host.lower() for host in allowed_hosts),
+            proxies=proxies or IdentityProxies(),
         )
 
     def check_host(self, host: str) -> None:
@@ -83,7 +91,7 @@ class AuthPolicy:
         """
         if ticket is not None:
             return self._of_ticket(self.tickets.redeem(ticket, uses, artifact_id))
-        secret = _bearer(headers.get("authorization")) or headers.get("x-api-key")
+        secret = _secret(headers)
         if secret is None and self.keys is not None:  # else browsers could send the cookie of another gateway
             secret = _session(headers)
         if secret is not None and secret.startswith(SESSION_PREFIX):
@@ -95,7 +103,7 @@ class AuthPolicy:
         record = self.keys.find(secret)
         if record is None:
             raise Unauthenticated("this key is unknown or revoked")
-        return caller_of_key(record)
+        return caller_of_key(record, digest_of(secret))
 
     def _of_ticket(self, redeemed: Redeemed) -> Caller:
         """The key behind a ticket has to be there. Tickets that were issued without one end when keys are turned on."""
@@ -121,7 +129,11 @@ class AuthPolicy:
             if "admin" not in record.scopes:
                 raise Unauthenticated("this key is no longer an operator's")
             return caller
-        now = caller_of_key(record)
+        if caller.secret_digest is not None and not record.matches(caller.secret_digest, self.keys.clock()):
+            raise Unauthenticated("this key was rotated: send its new secret")
+        now = caller_of_key(record, caller.secret_digest)
+        if caller.user is not None:
+            now = dataclasses.replace(now, user=caller.user)
         return now if grant is None else now.narrowed(grant)
 
     def caller_of_work(self, tenant: str, key_id: str | None) -> Caller | None:
@@ -133,21 +145,25 @@ class AuthPolicy:
         return caller if caller.allows("submit") else None
 
     def still_good(self, caller: Caller) -> bool:
-        """Whether the caller has all the scopes that it had when it came."""
+        """Whether the caller has all the scopes that it had when it came. Keys that are being read again are good."""
         try:
             return caller.scopes <= self.current(caller).scopes
         except Unauthenticated:
             return False
+        except BrokerUnavailable:
+            return True
 
 
 @lru_cache(maxsize=4096)
-def caller_of_key(record: KeyRecord) -> Caller:
+def caller_of_key(record: KeyRecord, secret_digest: str | None) -> Caller:
     return Caller(
         tenant=record.tenant,
         scopes=frozenset(record.scopes),
         max_priority=record.max_priority,
         limits=record.limits if record.rate is None else dataclasses.replace(record.limits, requests_per_s=record.rate),
         key_id=record.key_id,
+        key_name=record.name,
+        secret_digest=secret_digest,
     )
 
 
@@ -191,11 +207,28 @@ def _limited_address(text: str) -> str:
 
 
 def ticket_of(scope: Scope) -> str | None:
-    """The ticket of a URL."""
     if not scope.get("query_string"):
         return None
     values = parse_qs(scope["query_string"].decode("latin-1")).get("ticket")
     return values[0] if values else None
+
+
+def sent_by(headers: Headers, ticket: str | None) -> str:
+    """How a call identifies its caller, for metrics: nothing, key or ticket."""
+    secret = _secret(headers)
+    if ticket is not None or (secret or "").startswith(SESSION_PREFIX):
+        return "ticket"
+    return "nothing" if secret is None else "key"
+
+
+def key_id_of(headers: Headers) -> str | None:
+    """The id in the key of a call, for logs; None for anything that is not made like one."""
+    key_id = id_of(_secret(headers) or "")
+    return key_id if key_id is not None and re.fullmatch("[0-9a-f]{12}", key_id) else None
+
+
+def _secret(headers: Headers) -> str | None:
+    return _bearer(headers.get("authorization")) or headers.get("x-api-key")
 
 
 def _session(headers: Headers) -> str | None:

@@ -58,7 +58,6 @@ class Connections:
         return told
 
     async def watch(self) -> None:
-        """Look again and again."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:

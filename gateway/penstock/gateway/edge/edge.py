@@ -7,10 +7,11 @@ Whatever goes wrong behind it leaves in the one JSON shape.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import FastAPI
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
@@ -20,7 +21,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.gateway.edge.auth import AuthPolicy, address_of, ticket_of
+from penstock.gateway.edge.auth import AuthPolicy, address_of, key_id_of, sent_by, ticket_of
 from penstock.gateway.edge.bodies import Body, BodyLimits, declared_length, discard_body, refuse_fields
 from penstock.gateway.edge.connections import Connections
 from penstock.gateway.edge.cors import Cors, readable_by
@@ -37,13 +38,15 @@ from penstock.gateway.edge.errors import (
     log_unexpected,
     refuse_socket,
 )
-from penstock.gateway.edge.exchanges import Answer, RawHeaders, empty_body, unless_set
+from penstock.gateway.edge.exchanges import Answer, RawHeaders, body_again, empty_body, unless_set
+from penstock.gateway.edge.http_log import log_answer
 from penstock.gateway.edge.rules import UNKNOWN, WEBSOCKET, Access, Lasts, Narrowed, RouteTable, Rules, Takes, rules_of
-from penstock.gateway.edge.tickets import mask_access_logs
+from penstock.gateway.edge.tickets import mask_server_logs
 from penstock.gateway.http_metrics import HttpMetrics
-from penstock.gateway.limits.allowances import Allowances
+from penstock.gateway.limits.allowances import REFUSALS_PER_S, UNAUTHENTICATED_PER_S, Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.schemas.errors import (
+    BrokerUnavailable,
     Forbidden,
     InternalError,
     NotFound,
@@ -52,6 +55,18 @@ from penstock.schemas.errors import (
     TenantLimit,
     Unauthenticated,
 )
+
+logger = logging.getLogger(__name__)
+
+Audited = Callable[[int], Awaitable[None]]
+"""Gets the status of the answer."""
+
+
+async def _unaudited(scope: Scope, rules: Rules, caller: Caller, body: bytes) -> Audited:
+    async def answered(status: int) -> None:
+        pass
+
+    return answered
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,14 +85,24 @@ class EdgeParts:
     awaited: Callable[[str | None], PenstockError | None] = lambda _: None
     read_headers: Callable[[], RawHeaders] = lambda: []
     """What answers of the scopes `read` and `admin` begin with."""
+    audit: Callable[[Scope, Rules, Caller, bytes], Awaitable[Audited]] = _unaudited
+    """Records an operator's action with its body before it is done. Raises BrokerUnavailable."""
     check_reached: Callable[[Caller, str], Awaitable[None]]
     metrics: HttpMetrics
 
 
-def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGIApp] | None = None) -> None:
-    """Set up the edge and the error handlers of an app. Call it once. `first` is asked before the app's router."""
+def install_edge(
+    app: FastAPI,
+    parts: EdgeParts,
+    first: Callable[[ASGIApp], ASGIApp] | None = None,
+    outermost: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+) -> None:
+    """Set up the edge and the error handlers of an app. Call it once.
+
+    `first` is asked before the app's router, `outermost` before all else.
+    """
     install_error_handlers(app)
-    mask_access_logs()
+    mask_server_logs()
 
     def stack() -> ASGIApp:
         # The framework's own outer layers (errors, telemetry, body limits) are what the edge does itself.
@@ -85,7 +110,7 @@ def install_edge(app: FastAPI, parts: EdgeParts, first: Callable[[ASGIApp], ASGI
         router: ASGIApp = AsyncExitStackMiddleware(app.router)
         inner = ExceptionMiddleware(router if first is None else first(router), handlers=handlers)
         edge = Edge(inner, ExceptionMiddleware(_refusing(parts), handlers=handlers), parts)
-        return Cors(edge, parts.policy.allowed_origins)
+        return outermost(Cors(edge, parts.policy.allowed_origins))
 
     app.build_middleware_stack = stack
 
@@ -129,6 +154,7 @@ class Edge:
         finally:
             rules: Rules = scope["state"].get("rules", UNKNOWN)
             self._parts.metrics.answered(scope["method"], rules.path, answer.status, time.monotonic() - began_s)
+            log_answer(scope, headers, began_s, status=answer.status, request_id=answer.request_id)
 
     async def _exchange(self, scope: Scope, headers: Headers, receive: Receive, answer: Answer) -> None:
         try:
@@ -215,6 +241,9 @@ class Edge:
             if rules.takes is Takes.NOTHING and scope["method"] in ("POST", "DELETE") and isinstance(body, Body):
                 refuse_fields(await body.content())
                 body = empty_body(body)
+            if rules.is_audited(scope["method"]):
+                await self._serve_audited(rules, scope, body, answer, caller)
+                return
             if not rules.lasts_long(scope):
                 await self._app(scope, body, answer)
                 return
@@ -225,16 +254,20 @@ class Edge:
     def _admitted(self, rules: Rules, scope: Scope, headers: Headers) -> Caller:
         """The caller of an exchange that its key, its ticket and its rate allow; `caller_of` looks at them again.
 
-        Raises Unauthenticated, Forbidden, TenantLimit.
+        Raises Unauthenticated, Forbidden, TenantLimit, InvalidRequest.
         """
         ticket = ticket_of(scope) if rules.tickets else None
         artifact_id = scope["path"].split("/")[3] if "artifact" in rules.tickets else None
         try:
             caller = self._policy.authenticate(headers, ticket, rules.tickets, artifact_id)
-        except Unauthenticated:
-            self._allowances.unauthenticated_call(address_of(scope))
+        except (Unauthenticated, BrokerUnavailable) as error:  # a key is not known to be good while keys are not read
+            if isinstance(error, Unauthenticated):
+                self._parts.metrics.unauthenticated(sent_by(headers, ticket))
+            self._refused(address_of(scope), headers)
             raise
         caller = self._allowances.with_priority(caller)
+        if (user := self._policy.proxies.user_of(scope, headers)) is not None:
+            caller = replace(caller, user=user)
 
         def current() -> Caller:
             now = self._allowances.current(caller)
@@ -247,8 +280,15 @@ class Edge:
             caller.require(rules.scope)
         if caller.is_narrowed and rules.narrowed is Narrowed.REFUSED:
             raise Forbidden("the ticket is for some requests of its tenant: it does not reach this route")
-        self._allowances.call(caller)
+        if rules.scope != "admin":  # an operator mends with it a limit that leaves its tenant no call
+            self._allowances.call(caller)
         return caller
+
+    def _refused(self, address: str, headers: Headers) -> None:
+        """Count a call without a good key. Raises TenantLimit."""
+        if self._allowances.is_logged(address):
+            logger.warning("auth.refused address=%s key=%s", address, key_id_of(headers))
+        self._allowances.unauthenticated_call(address)
 
     async def _body(
         self,
@@ -284,6 +324,19 @@ class Edge:
             await discard_body(scope, receive)
             raise
         return answer.body
+
+    async def _serve_audited(
+        self, rules: Rules, scope: Scope, receive: Receive, answer: Answer, caller: Caller
+    ) -> None:
+        """An operator's action. One that is cut off, as by a stop, has no outcome: it may be done or not."""
+        content = await receive.content() if isinstance(receive, Body) else b""
+        answered = await self._parts.audit(scope, rules, caller, content)
+        try:
+            await self._app(scope, body_again(content, receive), answer)
+        except Exception:
+            await answered(answer.status or 500)
+            raise
+        await answered(answer.status)
 
     async def _serve_long(
         self, rules: Rules, scope: Scope, receive: Receive, answer: Answer, revoked: asyncio.Event | None
@@ -324,7 +377,9 @@ class Edge:
         """
         caller = scope.get("state", {}).get("caller")
         holder = f"the tenant {caller.tenant}" if isinstance(caller, Caller) else f"the address {address_of(scope)}"
-        wait_s = self._allowances.refusal_s(holder)
+        guesses = not isinstance(caller, Caller) and rules_of(scope).access is Access.CALLER
+        per_s = UNAUTHENTICATED_PER_S if guesses else REFUSALS_PER_S
+        wait_s = self._allowances.refusal_s(holder, per_s)
         with suppress(Overloaded, TenantLimit), _slot(self._allowances.open_refusal(holder)):
             await asyncio.sleep(wait_s)
 
@@ -332,13 +387,22 @@ class Edge:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent: set[str] = set()
+        headers, began_s, code = Headers(scope=scope), time.monotonic(), 0
 
         async def watched_send(message: Message) -> None:
+            nonlocal code
             sent.add(message["type"])
+            code = code or message.get("code", 0)
             await send(message)
 
+        async def watched_receive() -> Message:
+            nonlocal code
+            message = await receive()
+            code = code or message.get("code", 0)
+            return message
+
         try:
-            await self._serve_socket(scope, receive, watched_send)
+            await self._serve_socket(scope, watched_receive, watched_send)
         except PenstockError as error:
             if isinstance(error, TenantLimit):
                 await self._hold_back(scope)
@@ -349,7 +413,9 @@ class Edge:
             if "websocket.accept" not in sent and "websocket.close" not in sent:
                 await refuse_socket(failure, scope, receive, watched_send, close_code=CLOSE_INTERNAL)
             elif "websocket.close" not in sent:
-                await send({"type": "websocket.close", "code": CLOSE_INTERNAL, "reason": "internal error"})
+                await watched_send({"type": "websocket.close", "code": CLOSE_INTERNAL, "reason": "internal error"})
+        finally:
+            log_answer(scope, headers, began_s, status=code)
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)

@@ -27,6 +27,8 @@ class Answer:
         self._look: Callable[[], object] | None = None
         self.started = self.ended = False
         self.status = 0
+        self.request_id: str | None = None
+        """That the answer names: of the inference request, or of the error."""
         self.body: Body | None = None
         self.refusal: PenstockError | None = None
         """Why the rest of the body was not sent."""
@@ -43,7 +45,11 @@ class Answer:
         if message["type"] == "http.response.start":
             self.started, self.status = True, message["status"]
             headers: RawHeaders = list(message.get("headers", ()))
-            self.streams_events = any(n == b"content-type" and v.startswith(b"text/event-stream") for n, v in headers)
+            for name, value in headers:
+                if name == b"content-type":
+                    self.streams_events = value.startswith(b"text/event-stream")
+                elif name == b"x-request-id":
+                    self.request_id = value.decode("latin-1")
             if self._more is not None:
                 headers += self._more()
             if self.body is not None and self.body.late:
@@ -79,6 +85,11 @@ class Answer:
 
 def empty_body(then: Receive) -> Receive:
     """A `receive` that has no body and then waits for the client's going."""
+    return body_again(b"", then)
+
+
+def body_again(content: bytes, then: Receive) -> Receive:
+    """A `receive` that has this body, which was read already, and then waits for the client's going."""
     told = False
 
     async def receive() -> Message:
@@ -86,7 +97,7 @@ def empty_body(then: Receive) -> Receive:
         if told:
             return await then()
         told = True
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.request", "body": content, "more_body": False}
 
     return receive
 

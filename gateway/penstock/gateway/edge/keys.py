@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import hmac
 import json
 import logging
 import os
-import secrets
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from penstock.gateway.edge.key_book import KeyBook
+from penstock.gateway.edge.key_records import DEFAULT_SCOPES, KeyRecord, digest_of, id_of, new_key
 from penstock.gateway.limits.limits import NO_LIMITS, Limits
-from penstock.schemas.ids import check_tenant
-from penstock.schemas.topics import MOST_PRIORITY
 
 logger = logging.getLogger(__name__)
 
-SCOPES = ("submit", "read", "cancel", "admin")
-DEFAULT_SCOPES = ("submit", "read", "cancel")
-_PREFIX = "pk"
 READ_AGAIN_S = 1.0
 """A file that cannot be used is read again so often, although it looks unchanged."""
 Stamp = tuple[int, int, int, int]
@@ -33,53 +27,6 @@ Stamp = tuple[int, int, int, int]
 
 class KeysFileError(ValueError):
     """The keys file is missing or cannot be read as one; the message names the cure."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeyRecord:
-    """One key as the file holds it. `digest` is the SHA-256 of the secret: 256 random bits need no slow hash."""
-
-    key_id: str
-    digest: str = field(repr=False)
-    tenant: str
-    scopes: tuple[str, ...] = DEFAULT_SCOPES
-    max_priority: int = 0
-    """The most urgent priority that the key may use; 0 is the most urgent of all."""
-    rate: float | None = None
-    """Submissions per second, on average; None is without limit."""
-    limits: Limits = NO_LIMITS
-    """What else the key may have; the limits of its tenant hold beside them."""
-    name: str | None = None
-    created_at: int = 0
-    """Seconds since the epoch."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "id": self.key_id,
-            "sha256": self.digest,
-            "tenant": self.tenant,
-            "scopes": list(self.scopes),
-            "max_priority": self.max_priority,
-            "rate": self.rate,
-            **({"limits": self.limits.to_dict()} if self.limits != NO_LIMITS else {}),
-            "name": self.name,
-            "created_at": self.created_at,
-        }
-
-    @classmethod
-    def from_dict(cls, entry: Mapping[str, Any]) -> KeyRecord:
-        rate = entry.get("rate")
-        return cls(
-            key_id=str(entry["id"]),
-            digest=str(entry["sha256"]),
-            tenant=check_tenant(str(entry["tenant"])),
-            scopes=_checked_scopes([str(scope) for scope in entry.get("scopes", DEFAULT_SCOPES)]),
-            max_priority=int(entry.get("max_priority", 0)),
-            rate=None if rate is None else float(rate),
-            limits=Limits.from_dict(cast("Mapping[str, Any]", entry.get("limits") or {})),
-            name=entry.get("name"),
-            created_at=int(entry.get("created_at", 0)),
-        )
 
 
 def create_key(
@@ -91,26 +38,22 @@ def create_key(
     rate: float | None = None,
     limits: Limits = NO_LIMITS,
     name: str | None = None,
+    expires_at: int | None = None,
 ) -> str:
     """Add a key to the file (made if missing) and return its secret, which is shown this once and kept nowhere.
 
     Raises InvalidRequest for a bad tenant, ValueError for a bad scope, priority or rate, KeysFileError for a file
     that is something else.
     """
-    if not 0 <= max_priority <= MOST_PRIORITY or (rate is not None and rate <= 0):
-        raise ValueError(f"max_priority must be 0 to {MOST_PRIORITY} and rate above 0")
-    key_id = secrets.token_hex(6)
-    secret = f"{_PREFIX}_{key_id}_{secrets.token_urlsafe(32)}"
-    record = KeyRecord(
-        key_id=key_id,
-        digest=_digest(secret),
-        tenant=check_tenant(tenant),
-        scopes=_checked_scopes(scopes),
+    record, secret = new_key(
+        time.time(),
+        tenant=tenant,
+        scopes=scopes,
         max_priority=max_priority,
         rate=rate,
-        limits=limits,
+        limits=limits.to_dict(),
         name=name,
-        created_at=int(time.time()),
+        expires_at=expires_at,
     )
     file = Path(path)
     with _locked(file):
@@ -135,6 +78,32 @@ def revoke_key(path: str | Path, key_id: str) -> bool:
     return True
 
 
+def change_key(path: str | Path, key_id: str, change: Callable[[KeyRecord], KeyRecord]) -> bool:
+    """Write a key as `change` returns it; False if the file has none of that id. Raises what `change` raises."""
+    file = Path(path)
+    with _locked(file):
+        records = _read(file)
+        if all(record.key_id != key_id for record in records):
+            return False
+        _write(file, [change(record) if record.key_id == key_id else record for record in records])
+    return True
+
+
+def rotate_key(path: str | Path, key_id: str, grace_s: float) -> str | None:
+    """The new secret of a key, whose old one works for `grace_s` more; None if the file has none of that id.
+
+    Raises as `KeyRecord.rotated`, and KeysFileError.
+    """
+    made: list[str] = []
+
+    def rotate(record: KeyRecord) -> KeyRecord:
+        record, secret = record.rotated(grace_s, time.time())
+        made.append(secret)
+        return record
+
+    return made[0] if change_key(path, key_id, rotate) else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileProblem:
     """Why the keys file is not in force as it is."""
@@ -146,10 +115,14 @@ class FileProblem:
 
 
 class KeyRing:
-    """The keys of one file in memory. A changed file is read again; one that broke leaves the last good keys."""
+    """The keys of one file in memory, and behind them those of the topic: an id that both have is that of the file.
 
-    def __init__(self, path: str | Path) -> None:
+    A changed file is read again; one that broke leaves the last good keys. While it is missing no key is in force.
+    """
+
+    def __init__(self, path: str | Path, book: KeyBook | None = None, clock: Callable[[], float] = time.time) -> None:
         self._path = Path(path)
+        self.book, self.clock = book or KeyBook(), clock
         self._problem: FileProblem | None = None
         self._again_at = 0.0
         self._stamp: Stamp | None = None
@@ -162,17 +135,23 @@ class KeyRing:
         return self._problem
 
     def find(self, secret: str) -> KeyRecord | None:
-        """The record of a secret, or None. The comparison takes the same time wherever the secrets differ."""
-        self._refresh()
-        parts = secret.split("_", 2)
-        record = self._records.get(parts[1]) if len(parts) == 3 and parts[0] == _PREFIX else None
-        expected = record.digest if record is not None else _digest("")
-        return record if hmac.compare_digest(expected, _digest(secret)) else None
+        """The key of a secret that works now, or None. Raises BrokerUnavailable while the topic may have it."""
+        key_id = id_of(secret)
+        record = None if key_id is None else self.record(key_id)
+        return record if record is not None and record.matches(digest_of(secret), self.clock()) else None
 
     def record(self, key_id: str) -> KeyRecord | None:
-        """The key of this id, if it is (still) in the file."""
+        """The key of this id, if there is (still) one that has not expired. Raises as `find`."""
         self._refresh()
-        return self._records.get(key_id)
+        if self._stamp is None:  # a way to shut all gateways of a file, which keys of the topic do not go round
+            return None
+        record = self._records.get(key_id) or self.book.get(key_id)
+        return None if record is None or record.is_expired(self.clock()) else record
+
+    def of_file(self) -> Mapping[str, KeyRecord]:
+        """The keys of the file, by id."""
+        self._refresh()
+        return self._records
 
     def _look(self) -> Stamp | None:
         """What identifies a file's content. Raises OSError for one that cannot be read."""
@@ -192,7 +171,6 @@ class KeyRing:
             return
         self._stamp, self._again_at = stamp, time.monotonic() + READ_AGAIN_S
         if stamp is None:
-            # A file that was removed admits nobody.
             self._records = {}
             self._note("the keys file is missing: no key is in force", FileNotFoundError(str(self._path)))
             return
@@ -212,17 +190,6 @@ class KeyRing:
         if problem != self._problem:
             self._problem = problem
             logger.error("keys.not_in_force reason=%s cause=%s", text, problem.cause)
-
-
-def _checked_scopes(scopes: Sequence[str]) -> tuple[str, ...]:
-    unknown = sorted(set(scopes) - set(SCOPES))
-    if unknown or not scopes:
-        raise ValueError(f"unknown scopes {unknown}: a key has some of {', '.join(SCOPES)}")
-    return tuple(scope for scope in SCOPES if scope in scopes)
-
-
-def _digest(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _read(path: Path) -> list[KeyRecord]:

@@ -162,6 +162,7 @@ def protocols(timeouts: Timeouts) -> tuple[type[HttpToolsProtocol], type[WebSock
         @_of_connection
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            self.conn.debug = False  # it would log keys and prompts: each header, and the start of each frame
             self._activity = monitor.watch(transport)
 
         def data_received(self, data: bytes) -> None:

@@ -29,8 +29,6 @@ _SEVERAL_WORDS = re.compile(r"\{(\w+):path\}")
 
 
 class Access(Enum):
-    """Who may call a route."""
-
     PROBE = auto()
     """Everybody, under any Host and without limits: orchestrators."""
     PUBLIC = auto()
@@ -59,8 +57,6 @@ class Takes(Enum):
 
 
 class Lasts(Enum):
-    """How long an exchange may last."""
-
     SHORT = auto()
     WAITING = auto()
     """As long as a request runs if it has a query, since any may hold a `wait` (`wa%69t=60` is one too)."""
@@ -99,6 +95,10 @@ class Rules:
     shared: bool = False
     path: str = ""
     """The route's own, as documents show it."""
+
+    def is_audited(self, method: str) -> bool:
+        """Whether the exchange is an operator's that changes something: all of these are recorded."""
+        return self.scope == "admin" and method not in ("GET", "HEAD", WEBSOCKET)
 
     def lasts_long(self, scope: AsgiScope) -> bool:
         """Whether this exchange may last as long as a request runs."""

@@ -20,13 +20,14 @@ from penstock.gateway.limits.callers import Caller
 
 FRESH_S = 2.0
 """No shared answer is older, whatever a client would take."""
-MOST, MOST_BYTES = 64, 1_000_000
+MOST, MOST_BYTES = 64, 4_000_000
 """Answers that are kept, and of one."""
 _MAX_AGE = re.compile(r"(?:^|[\s,])max-age=(\d+)")
-_HEADERS = {"cache-control": "private, no-cache"}
+_HEADERS = {"cache-control": "private, no-cache", "vary": "accept"}
+JSON, CSV = "application/json", "text/csv"
 Make = Callable[[], Awaitable[bytes]]
-_Made = tuple[float, asyncio.Task[tuple[bytes, str]]]
-"""When it was begun, and the answer with its entity tag."""
+_Made = tuple[float, str, asyncio.Task[tuple[bytes, str]]]
+"""When it was begun, its media type, and the answer with its entity tag."""
 
 
 class SharedAnswers:
@@ -36,16 +37,16 @@ class SharedAnswers:
         self._clock = clock
         self._made: OrderedDict[Hashable, _Made] = OrderedDict()
 
-    async def answer(self, request: Request, caller: Caller, make: Make) -> Response:
-        """JSON that `make` gives, or gave a moment ago for a caller of the tenant that asked the same, or is about to
-        give it; 304 if the client has it already.
+    async def answer(self, request: Request, caller: Caller, make: Make, media_type: str = JSON) -> Response:
+        """What `make` gives, or gave a moment ago for a caller of the tenant that asked the same, or is about to
+        give it; 304 if the client has it already. `media_type` follows from `wants_csv` alone.
         """
         key, age_s = _key(request, caller), _age_s(request)
         if key is None or not age_s:
-            return Response(await make(), media_type="application/json", headers=_HEADERS)
+            return Response(await make(), media_type=media_type, headers=_HEADERS)
         if not self._is_fresh(key, age_s):
             task = asyncio.create_task(_with_etag(make))
-            self._made[key] = made = (self._clock(), task)
+            self._made[key] = made = (self._clock(), media_type, task)
             self._made.move_to_end(key)
             task.add_done_callback(lambda _: self._ended(key, made))
             if len(self._made) > MOST:
@@ -60,12 +61,12 @@ class SharedAnswers:
     def _is_fresh(self, key: Hashable, age_s: float) -> bool:
         if (made := self._made.get(key)) is None:
             return False
-        began_s, task = made
+        began_s, _, task = made
         return age_s > 0 and (not task.done() or self._clock() - began_s < age_s)
 
     def _ended(self, key: Hashable, made: _Made) -> None:
         """Keep it for a while. What fails is not kept: the next call tries again."""
-        _, task = made
+        *_, task = made
         if task.cancelled() or task.exception() is not None or len(task.result()[0]) > MOST_BYTES:
             self._drop(key, made)
         else:
@@ -76,16 +77,24 @@ class SharedAnswers:
             del self._made[key]
 
     async def _held(self, key: Hashable, request: Request) -> Response:
-        content, etag = await asyncio.shield(self._made[key][1])
+        _, media_type, task = self._made[key]
+        content, etag = await asyncio.shield(task)
         headers = {**_HEADERS, "etag": etag}
         if not_modified(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
-        return Response(content, media_type="application/json", headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+
+def wants_csv(request: Request) -> bool:
+    """Whether the call asks for a table, of the routes that have one."""
+    return CSV in request.headers.get("accept", "")
 
 
 def _key(request: Request, caller: Caller) -> Hashable | None:
     """None for a call that shares nothing. A narrowed ticket reaches less than its tenant."""
-    return None if caller.is_narrowed else (caller.tenant, request.scope["path"], request.scope["query_string"])
+    if caller.is_narrowed:
+        return None
+    return caller.tenant, request.scope["path"], request.scope["query_string"], wants_csv(request)
 
 
 def _age_s(request: Request) -> float:

@@ -84,6 +84,7 @@ class TicketOffice:
             "k": caller.key_id,
             "e": expires_at,
             "n": secrets.token_urlsafe(12),
+            **({} if caller.user is None else {"u": caller.user}),
             **{name: value for name, value in narrowed.items() if value is not None},
         }
         return self._signed(claims, use), expires_at
@@ -115,6 +116,7 @@ class TicketOffice:
             self._spend(str(claims["n"]), expires_at, now)
         grant = Grant(
             scopes=frozenset(claims.get("s", ("read",))),
+            user=claims.get("u"),
             expires_at=expires_at if use in ("read", "session") else None,
             **{name: claims.get(name) for name in ("request_id", "conversation_id", "user_id")},
         )
@@ -155,7 +157,7 @@ def mask_tickets(text: str) -> str:
 
 
 class TicketMask(logging.Filter):
-    """Masks tickets in the lines of access logs."""
+    """Masks tickets in the server's lines about WebSockets, which have the URL."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -165,12 +167,11 @@ class TicketMask(logging.Filter):
         return True
 
 
-def mask_access_logs() -> None:
-    """Put the mask on the loggers through which uvicorn writes URLs; calling it again changes nothing."""
-    for name in ("uvicorn.access", "uvicorn.error"):
-        target = logging.getLogger(name)
-        if not any(isinstance(existing, TicketMask) for existing in target.filters):
-            target.addFilter(TicketMask())
+def mask_server_logs() -> None:
+    """Put the mask on the logger through which uvicorn writes URLs; calling it again changes nothing."""
+    target = logging.getLogger("uvicorn.error")
+    if not any(isinstance(existing, TicketMask) for existing in target.filters):
+        target.addFilter(TicketMask())
 
 
 def _b64(data: bytes) -> str:

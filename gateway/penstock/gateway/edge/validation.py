@@ -77,7 +77,6 @@ def validated(kind: type[M], value: Any) -> M:
 
 
 def _wanted(problem: Problem) -> str:
-    """What the value must be."""
     kind, facts = problem["type"], cast("Mapping[str, Any]", problem.get("ctx") or {})
     if kind in ("literal_error", "enum"):
         return str(facts["expected"]).replace("'", "")

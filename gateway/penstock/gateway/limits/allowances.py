@@ -7,20 +7,25 @@ Rates and open connections are counted here, by each gateway for itself.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.gateway.limits.artifact_bytes import ArtifactBytes
 from penstock.gateway.limits.asked import check_asked
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.limits.limits import NO_LIMITS, Buckets, Limits, TokenBucket, duration_text
+from penstock.gateway.limits.rates import Rate
 from penstock.gateway.limits.slots import Holder, Slots, share_of
 from penstock.gateway.limits.tenants import Tenants
 from penstock.schemas.errors import TenantLimit
 from penstock.schemas.records import InferenceRequest
+
+logger = logging.getLogger(__name__)
 
 PUBLIC_PER_S = 100.0
 """Calls of public routes that one address may make each second."""
@@ -71,11 +76,13 @@ class Allowances:
         self._renew = renew
         self._defaults = defaults
         self._by_tenant = by_tenant or {}
+        self._ordered: dict[str, Limits] = {}
         self.totals = totals or Totals()
         self._clock = clock
         self.tenants = Tenants(lambda tenant: self.limits_of(tenant).tokens_per_minute)
         self._submissions, self._calls, self._cancels = Buckets(), Buckets(), Buckets()
         self._public, self._unauthenticated, self._refusals = Buckets(), Buckets(), Buckets()
+        self._logged, self._all_unauthenticated = Buckets(), Rate()
         self._known: dict[tuple[str, str | None], tuple[Limits, list[tuple[str, Limits]]]] = {}
         self.artifacts = ArtifactBytes(clock=clock)
         self.http = Slots("HTTP requests", self.totals.max_http)
@@ -87,7 +94,28 @@ class Allowances:
         self.refusals = Slots("refusals that wait", MOST_REFUSALS)
 
     def limits_of(self, tenant: str) -> Limits:
+        return self._ordered.get(tenant) or self.configured(tenant)
+
+    def configured(self, tenant: str) -> Limits:
+        """Its limits without orders of operators."""
         return self._by_tenant.get(tenant, self._defaults)
+
+    def order(self, tenant: str, limits: Mapping[str, Any] | None) -> None:
+        """The limits that replace the tenant's configured ones, as `with_ordered` takes them; None: none do.
+
+        Limits that are not known, as of a newer release, change nothing.
+        """
+        self._known = {}
+        self._ordered.pop(tenant, None)
+        try:
+            if limits is not None:
+                self._ordered[tenant] = self.with_ordered(tenant, limits)
+        except ValueError as error:
+            logger.warning("limits.unknown tenant=%s error=%s", tenant, error)
+
+    def with_ordered(self, tenant: str, ordered: Mapping[str, Any]) -> Limits:
+        """The tenant's configured limits with these in their place; None: no limit. Raises ValueError."""
+        return Limits.from_dict({**self.configured(tenant).to_dict(), **ordered})
 
     def current(self, caller: Caller) -> Caller:
         """The caller with its rights of now. Ask it right before an act that others than `Allowances` decide.
@@ -131,14 +159,24 @@ class Allowances:
     def unauthenticated_call(self, address: str) -> None:
         """Count one call without a good key. Raises TenantLimit; calls with good keys are not counted."""
         now = self._clock()
+        self._all_unauthenticated.count(int(now * 1000))
         if wait_s := self._unauthenticated.of(address, UNAUTHENTICATED_PER_S, now).take(now):
             text = f"this address may make {UNAUTHENTICATED_PER_S:g} calls without a good key per second"
             raise TenantLimit(text, retry_after_s=wait_s)
 
-    def refusal_s(self, holder: str) -> float:
-        """Seconds to hold a refusal back, so that those of one tenant or address go out at REFUSALS_PER_S."""
+    def unauthenticated_per_s(self) -> float:
+        """Of all addresses, over the last minute."""
+        return self._all_unauthenticated.per_s(int(self._clock() * 1000))
+
+    def is_logged(self, address: str) -> bool:
+        """Whether a call without a good key is logged: one a minute of each address."""
         now = self._clock()
-        bucket = self._refusals.of(holder, REFUSALS_PER_S, now)
+        return self._logged.of(address, 1 / 60, now).take(now) == 0.0
+
+    def refusal_s(self, holder: str, per_s: float = REFUSALS_PER_S) -> float:
+        """Seconds to hold a refusal back, so that those of one tenant or address go out at this rate."""
+        now = self._clock()
+        bucket = self._refusals.of(holder, per_s, now)
         wait_s = min(bucket.wait_s(now), REFUSAL_MOST_S)
         if wait_s < REFUSAL_MOST_S:
             bucket.charge(now, 1)

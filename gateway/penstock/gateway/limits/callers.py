@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from starlette.requests import HTTPConnection
@@ -22,6 +22,8 @@ class Grant:
     request_id: str | None = None
     conversation_id: str | None = None
     user_id: str | None = None
+    user: str | None = None
+    """The person that asked for the ticket, as of `Caller`."""
     expires_at: float | None = None
     """Seconds since the epoch. Exchanges that are open then end. None: only the key ends them."""
 
@@ -53,18 +55,32 @@ class Caller:
     limits: Limits = NO_LIMITS
     """What this key may have; its tenant's limits hold beside them."""
     key_id: str | None = None
+    key_name: str | None = None
+    user: str | None = None
+    """The person behind the call, as an identity proxy has named it."""
+    secret_digest: str | None = field(default=None, repr=False)
+    """SHA-256 of the secret that was sent; None for a ticket."""
     grant: Grant | None = None
     """Of a caller that came with a ticket."""
     acts_for_others: bool = False
     """An operator's command about another tenant's request: the tenant is not that of the key."""
+    former_key_id: str | None = None
+    """Of a caller that acts for others: the key that the request came with first."""
 
-    def on_behalf_of(self, tenant: str) -> Caller:
+    def on_behalf_of(self, tenant: str, former_key_id: str | None) -> Caller:
         """An operator that submits a tenant's request again: the tenant's limits hold, and those of the key do not."""
-        return Caller(tenant=tenant, key_id=self.key_id, acts_for_others=True)
+        return Caller(tenant=tenant, key_id=self.key_id, acts_for_others=True, former_key_id=former_key_id)
+
+    @property
+    def used_key_id(self) -> str | None:
+        """The key whose usage its requests are."""
+        return self.former_key_id if self.acts_for_others else self.key_id
 
     def narrowed(self, grant: Grant) -> Caller:
         """The caller with what a ticket leaves of its rights."""
-        return dataclasses.replace(self, scopes=frozenset(filter(self.allows, grant.scopes)), grant=grant)
+        return dataclasses.replace(
+            self, scopes=frozenset(filter(self.allows, grant.scopes)), user=grant.user, grant=grant
+        )
 
     @property
     def may_end(self) -> bool:

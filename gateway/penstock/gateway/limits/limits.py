@@ -53,6 +53,21 @@ class Limits:
                 limits[item.name] = list(value) if isinstance(value, tuple) else value
         return limits
 
+    def wider_than(self, other: Limits) -> set[str]:
+        """The limits that leave more than those of `other`."""
+        wider: set[str] = set()
+        for item in fields(self):
+            here, there = getattr(self, item.name), getattr(other, item.name)
+            if item.name == "max_priority":
+                more = here < there
+            elif here is None or there is None:
+                more = here is None and there is not None
+            else:
+                more = not set(here) <= set(there) if item.name in _NAMES else here > there
+            if more:
+                wider.add(item.name)
+        return wider
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Limits:
         """Raises ValueError naming the limit that is unknown or impossible."""

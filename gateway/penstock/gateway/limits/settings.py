@@ -27,7 +27,7 @@ class TenantLimits(Section):
     requests_per_s: float | None = Field(default=None, gt=0)
     """Submissions of a tenant each second, at each gateway; a second's worth may come at once."""
     calls_per_s: float | None = Field(default=None, gt=0)
-    """Calls of any route, and frames of sockets, of a tenant each second, at each gateway."""
+    """HTTP calls of a tenant but those of the scope `admin`, and frames of sockets, each second, at each gateway."""
     cancels_per_s: float | None = Field(default=None, gt=0)
     """Requests of a tenant whose end is asked for each second, at each gateway."""
     tokens_per_minute: int | None = Field(default=None, ge=1)

@@ -21,8 +21,6 @@ FORGET_MS = 3_600_000
 
 @dataclass(slots=True)
 class TenantWork:
-    """One tenant's counters."""
-
     outstanding: int = 0
     reserved: int = 0
     """Submissions on their way to the log, which it does not hold yet."""

@@ -104,7 +104,6 @@ class ChunkWriter:
             self._head["service_tier"] = SHOWN_TIERS.get(tier, tier)
 
     def encoded(self, events: list[Json], dumps: Callable[[Json], str] = compact_json) -> bytes:
-        """Server-sent events."""
         return b"".join([server_sent(dumps(event)) for event in events])
 
     def failure(self, error: PenstockError) -> bytes:

@@ -16,7 +16,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai.history import chat_messages, tools_of
-from penstock.gateway.openai.other_fields import ANYTHING, OF_TEXT_SERVERS, Harmless, refuse_unsupported
+from penstock.gateway.openai.other_fields import (
+    HARMLESS_CHAT,
+    HARMLESS_COMPLETION,
+    HARMLESS_EMBEDDING,
+    refuse_unsupported,
+)
 from penstock.gateway.service.brought_images import BroughtImage, take_images
 from penstock.schemas.bodies import ListOf
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
@@ -44,30 +49,6 @@ COMPLETION_WORDS: Words = {
 }
 
 
-_HARMLESS: Harmless = {
-    **OF_TEXT_SERVERS,
-    "prompt_cache_key": ANYTHING,
-    "prompt_cache_options": ANYTHING,
-    "safety_identifier": ANYTHING,
-}
-HARMLESS_CHAT: Harmless = {
-    **_HARMLESS,
-    "add_special_tokens": (False,),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "prompt_cache_retention": ANYTHING,
-    "store": ANYTHING,
-    "audio": (),
-    "moderation": (),
-    "web_search_options": (),
-}
-HARMLESS_COMPLETION: Harmless = {
-    **{name: values for name, values in _HARMLESS.items() if name not in ("best_of", "echo")},
-    "add_special_tokens": (True,),
-    "suffix": ("",),
-}
-HARMLESS_EMBEDDING: Harmless = {}
 _PASSED_ON: dict[str, Sequence[Any]] = {
     "logit_bias": ({},),
     "parallel_tool_calls": (True,),
@@ -327,7 +308,6 @@ def embedding_request(body: EmbeddingBody, caller: Caller, now_ms: int) -> Infer
 
 
 def _tokens(value: Any) -> bool:
-    """Whether a value is a list of token ids."""
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in cast("list[Any]", value))
 
 

@@ -39,7 +39,6 @@ class Shape:
         return self.echo and (self.has_logprobs or not isinstance(self.prompts[0], str))
 
     def text_and_logprobs(self, choice: Json, result: Json) -> tuple[str, Json | None]:
-        """Of one choice of a result."""
         text, tokens = "", list[Json]()
         if self.echo:
             tokens += choice.get("prompt_logprobs") or result.get("prompt_logprobs") or []

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.openai import chat_answers as answers
 from penstock.gateway.openai import chat_bodies as bodies
-from penstock.gateway.openai import image_bodies, responses_bodies
+from penstock.gateway.openai import image_bodies, other_fields, responses_bodies
 from penstock.gateway.openai.completion_answers import Shape, completion
 from penstock.gateway.openai.exchange import NO_WORDS
 from penstock.gateway.openai.image_answers import images_response
@@ -109,7 +109,7 @@ CHAT = Endpoint(
     bodies.chat_request,
     _chat_answer,
     bodies.chat_images,
-    harmless=bodies.HARMLESS_CHAT,
+    harmless=other_fields.HARMLESS_CHAT,
     nested=IN_CHAT,
 )
 COMPLETION = Endpoint(
@@ -117,11 +117,11 @@ COMPLETION = Endpoint(
     bodies.completion_request,
     _completion_answer,
     words=bodies.COMPLETION_WORDS,
-    harmless=bodies.HARMLESS_COMPLETION,
+    harmless=other_fields.HARMLESS_COMPLETION,
     nested=IN_TEXT,
 )
 EMBEDDING = Endpoint(
-    bodies.EmbeddingBody, bodies.embedding_request, _embedding_answer, harmless=bodies.HARMLESS_EMBEDDING
+    bodies.EmbeddingBody, bodies.embedding_request, _embedding_answer, harmless=other_fields.HARMLESS_EMBEDDING
 )
 RESPONSE = Endpoint(
     responses_bodies.ResponsesBody,
@@ -129,7 +129,7 @@ RESPONSE = Endpoint(
     _response_answer,
     responses_bodies.response_images,
     responses_bodies.WORDS,
-    responses_bodies.HARMLESS_RESPONSE,
+    other_fields.HARMLESS_RESPONSE,
     IN_RESPONSE,
 )
 IMAGE = Endpoint(
@@ -137,5 +137,5 @@ IMAGE = Endpoint(
     image_bodies.image_request,
     _image_answer,
     words=image_bodies.WORDS,
-    harmless=image_bodies.HARMLESS_IMAGE,
+    harmless=other_fields.HARMLESS_IMAGE,
 )

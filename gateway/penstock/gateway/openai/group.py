@@ -116,7 +116,6 @@ class Group:
         return self._bodies[0].n or 1
 
     def stream(self) -> Response:
-        """The events of all, as they come."""
         usage, made = UsageSum(), self._first.made
         copies = _copies(self._body, self._bodies)
         self._followed = [exchange.follow() for exchange in self._exchanges]

@@ -16,20 +16,12 @@ from penstock.gateway.openai.chat_bodies import (
     PenstockOptions,
     parse_in_openai_words,
 )
-from penstock.gateway.openai.other_fields import ANYTHING, Harmless, refuse_unsupported
+from penstock.gateway.openai.other_fields import HARMLESS_IMAGE, refuse_unsupported
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
 from penstock.schemas.finite_json import loads_finite
 from penstock.schemas.records import InferenceRequest
 
 _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
-HARMLESS_IMAGE: Harmless = {
-    "moderation": ANYTHING,
-    "quality": ("auto", "standard"),
-    "style": (),
-    "background": ("auto", "opaque"),
-    "input_fidelity": ("low",),
-}
-"""What engines here have no notion of: only the values that mean "as it is" pass."""
 ASSUMED_STEPS = 30
 """Of a request that does not say how many."""
 _OF_PENSTOCK = ("negative_prompt", "inference_steps", "guidance_scale", "seed", "sampler", "strength")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import base64
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -13,18 +15,96 @@ from starlette.responses import JSONResponse, Response
 from penstock.common.clock import now_ms
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.bodies import discard_body, is_multipart
+from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S, server_sent
 from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.openai import endpoints
-from penstock.gateway.openai.chat_bodies import in_openai_words
-from penstock.gateway.openai.image_answers import Json
+from penstock.gateway.openai.chat_bodies import Words, in_openai_words
+from penstock.gateway.openai.exchange import Pulse, completed, new_frames
+from penstock.gateway.openai.image_answers import Json, image_usage, size_of
 from penstock.gateway.openai.image_bodies import WORDS, ImageBody, form_fields, image_request, only_image
-from penstock.gateway.openai.image_streams import ImageStream
 from penstock.gateway.openai.routes import Exchange, unknown_fields
 from penstock.gateway.routes.multipart import BodyRoute, form_of
 from penstock.gateway.service.brought_images import BroughtImage, take_images
-from penstock.gateway.view.outputs import on_output_thread
+from penstock.gateway.service.subscriptions import Subscription
+from penstock.gateway.view.frames import PreviewFrame, RestartedFrame, ResultFrame
+from penstock.gateway.view.outputs import encode_json, on_output_thread
 from penstock.schemas.errors import InvalidRequest, PenstockError, UnsupportedTask
+
+logger = logging.getLogger(__name__)
+
+Fetch = Callable[[Mapping[str, Any]], Awaitable[bytes]]
+"""The bytes of an image, by what refers to it. Raises PenstockError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageStream:
+    """One stream. `kind`: image_generation or image_edit, as its events are called."""
+
+    kind: str
+    created: int
+    partial_images: int
+    """At most so many small images on the way."""
+    words: Words
+
+    async def events(
+        self, subscription: Subscription, fetch: Fetch, keepalive_s: float = KEEPALIVE_S
+    ) -> AsyncGenerator[bytes]:
+        """Server-sent events of one answer. Raises FinalFailure for every outcome but `completed`."""
+        shown = 0
+        pulse = Pulse(keepalive_s)
+        while True:
+            for frame in await new_frames(subscription, keepalive_s):
+                match frame:
+                    case ResultFrame():
+                        async for event in self._images(completed(frame, self.words), fetch):
+                            yield event
+                        return
+                    case RestartedFrame():
+                        shown = 0
+                    case PreviewFrame() if shown < self.partial_images:
+                        if (event := await self._partial(frame.image, shown, fetch)) is not None:
+                            shown += 1
+                            pulse.told()
+                            yield event
+                    case _:
+                        pass
+            if pulse.is_due():
+                pulse.told()
+                yield KEEPALIVE
+
+    async def _partial(self, image: Json, number: int, fetch: Fetch) -> bytes | None:
+        try:
+            content = await fetch(image)
+        except PenstockError as error:  # the image itself comes without it
+            logger.warning("openai.preview_lost artifact_id=%s code=%s", image.get("artifact_id"), error.code)
+            return None
+        return await on_output_thread(
+            lambda: self._event("partial_image", image, content, {"partial_image_index": number})
+        )
+
+    async def _images(self, result: Json, fetch: Fetch) -> AsyncGenerator[bytes]:
+        """One event an image. The usage is that of all images, so only the first event has it."""
+        none = image_usage({})
+        for number, image in enumerate(result.get("images") or ()):
+            content = await fetch(image)
+            more: Json = {"usage": none if number else image_usage(result.get("usage") or {}), "penstock": image}
+            yield await on_output_thread(
+                lambda image=image, content=content, more=more: self._event("completed", image, content, more)
+            )
+
+    def _event(self, name: str, image: Json, content: bytes, more: Json) -> bytes:
+        event: Json = {
+            "type": f"{self.kind}.{name}",
+            "b64_json": base64.b64encode(content).decode(),
+            "created_at": self.created,
+            "background": "opaque",
+            "quality": "auto",
+            **size_of(image),
+            **more,
+        }
+        return server_sent(encode_json(event), event["type"])
+
 
 router = APIRouter(prefix="/v1/images", tags=["openai"], route_class=BodyRoute)
 

@@ -28,43 +28,52 @@ class Anything:
 ANYTHING = Anything()
 Harmless = Mapping[str, Sequence[Any] | Anything]
 
-OF_TEXT_SERVERS: Harmless = {
-    "add_generation_prompt": (True,),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "cache_prompt": ANYTHING,
-    "cache_salt": ANYTHING,
-    "continue_final_message": (False,),
-    "detokenize": (True,),
-    "documents": ([],),
-    "early_stopping": (False,),
-    "echo": (False,),
-    "extra_body": ({},),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "id_slot": ANYTHING,
-    "include_reasoning": ANYTHING,
-    "include_stop_str_in_output": (False,),
-    "keep_alive": ANYTHING,
-    "length_penalty": (1,),
-    "logits_processors": ([],),
-    "mm_processor_kwargs": ({},),
-    "no_repeat_ngram_size": (0,),
-    "prompt_logprobs": (),
-    "request_id": ANYTHING,
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "structured_outputs": (),
-    "typical_p": (1,),
-    "use_beam_search": (False,),
-}
-"""Of vLLM, SGLang, llama.cpp and Ollama, for text: each with the values that are what Penstock does anyway."""
+
+_TEXT, _NEWER = "chat completion response", "chat response"
+_POLICY: Sequence[tuple[str, Sequence[Any] | Anything, str]] = [
+    (_TEXT, ANYTHING, "cache_prompt cache_salt id_slot include_reasoning keep_alive request_id"),
+    (_TEXT, ANYTHING, "prompt_cache_key prompt_cache_options safety_identifier"),
+    (_TEXT, (), "allowed_token_ids guided_choice guided_grammar guided_json guided_regex structured_outputs"),
+    (_TEXT, (), "prompt_logprobs"),
+    (_TEXT, (True,), "add_generation_prompt detokenize skip_special_tokens spaces_between_special_tokens"),
+    (_TEXT, (False,), "continue_final_message early_stopping include_stop_str_in_output use_beam_search"),
+    (_TEXT, (False,), "return_token_ids return_tokens_as_token_ids"),
+    (_TEXT, (0,), "no_repeat_ngram_size"),
+    (_TEXT, (1,), "length_penalty typical_p"),
+    (_TEXT, ([],), "bad_words documents logits_processors stop_token_ids"),
+    (_TEXT, ({},), "extra_body mm_processor_kwargs"),
+    (_NEWER, ANYTHING, "prompt_cache_retention"),
+    (_NEWER, (), "moderation"),
+    (_NEWER, (False,), "echo"),
+    (_NEWER, (1,), "best_of"),
+    ("chat", ANYTHING, "store"),
+    ("chat", (), "audio web_search_options"),
+    ("chat", (False,), "add_special_tokens"),
+    ("chat", ([],), "functions"),
+    ("chat", ("none", "auto"), "function_call"),
+    ("chat", (["text"],), "modalities"),
+    ("completion", (True,), "add_special_tokens"),
+    ("completion", ("",), "suffix"),
+    ("response", ANYTHING, "max_tool_calls"),  # of tools that OpenAI runs
+    ("response", (), "access_programs context_management prompt"),
+    ("response", ({"context_compression": "auto"}, {"context_compression": "disabled"}), "image"),
+    ("response", ("disabled", "auto"), "truncation"),
+    ("image", ANYTHING, "moderation"),
+    ("image", (), "style"),
+    ("image", ("auto", "standard"), "quality"),
+    ("image", ("auto", "opaque"), "background"),
+    ("image", ("low",), "input_fidelity"),
+]
+"""Fields of OpenAI, vLLM, SGLang, llama.cpp and Ollama that no body has: the routes, the values that are what Penstock
+does anyway, and the names."""
+
+
+def _harmless(route: str) -> Harmless:
+    return {name: values for routes, values, names in _POLICY if route in routes.split() for name in names.split()}
+
+
+HARMLESS_CHAT, HARMLESS_COMPLETION, HARMLESS_RESPONSE = map(_harmless, _TEXT.split())
+HARMLESS_EMBEDDING, HARMLESS_IMAGE = map(_harmless, ("embedding", "image"))
 _NUMBERS = re.compile(r"\[[0-9]+\]")
 _NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
 

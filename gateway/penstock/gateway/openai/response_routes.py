@@ -13,8 +13,7 @@ from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai import endpoints
 from penstock.gateway.openai.exchange import AnswerStream, completed
 from penstock.gateway.openai.found_responses import find_response
-from penstock.gateway.openai.item_references import put_items_in
-from penstock.gateway.openai.previous_responses import put_previous_in
+from penstock.gateway.openai.previous_responses import put_items_in, put_previous_in
 from penstock.gateway.openai.responses_answers import Asked, Json, ResponseWriter, ended_otherwise, response
 from penstock.gateway.openai.responses_bodies import WORDS, ResponsesBody
 from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events

@@ -20,7 +20,7 @@ from penstock.gateway.openai.chat_bodies import (
     tier_priority,
 )
 from penstock.gateway.openai.history import thoughts_of, tools_of
-from penstock.gateway.openai.other_fields import ANYTHING, OF_TEXT_SERVERS, Harmless, refuse_unsupported
+from penstock.gateway.openai.other_fields import HARMLESS_RESPONSE, refuse_unsupported
 from penstock.gateway.service.brought_images import MAX_IMAGES, BroughtImage, image_of_url
 from penstock.schemas.bodies import ListOf
 from penstock.schemas.errors import InvalidRequest, PenstockError, TooLarge, UnsupportedParameter
@@ -38,20 +38,6 @@ INCLUDED = frozenset(
     }
 )
 """What may be asked for. All but log probabilities is of items that no answer here has."""
-HARMLESS_RESPONSE: Harmless = {
-    **OF_TEXT_SERVERS,
-    "access_programs": (),
-    "context_management": (),
-    "image": ({"context_compression": "auto"}, {"context_compression": "disabled"}),
-    "max_tool_calls": ANYTHING,  # of tools that OpenAI runs
-    "moderation": (),
-    "prompt": (),
-    "prompt_cache_key": ANYTHING,
-    "prompt_cache_options": ANYTHING,
-    "prompt_cache_retention": ANYTHING,
-    "safety_identifier": ANYTHING,
-    "truncation": ("disabled", "auto"),
-}
 WORDS = {
     "conversation_id": "conversation",
     "extra.reasoning_effort": "reasoning.effort",

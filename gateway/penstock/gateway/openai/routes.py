@@ -160,7 +160,6 @@ class Exchange:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its answer."""
         return {"x-request-id": self.request_id, **ignored_header(self.ignored)}
 
     async def answer(self, body: shapes.OpenAIBody) -> Response:
@@ -168,8 +167,6 @@ class Exchange:
         return await self.respond(body, await self.result())
 
     async def respond(self, body: shapes.OpenAIBody, result: answers.Json) -> Response:
-        """The plain answer with a result."""
-
         def shape(result: answers.Json) -> answers.Json:
             return self._endpoint.answer(body, self.made, result)
 
@@ -198,7 +195,6 @@ class Exchange:
         return await whole_result(self._service, self._tenant, result)
 
     def stream(self, writer: EventWriter) -> Response:
-        """The answer as `writer` has it."""
         return self.stream_of(lambda frames: self.events(frames, writer), writer.failure)
 
     def events(self, frames: Subscription, writer: EventWriter) -> AsyncGenerator[bytes]:

@@ -65,7 +65,6 @@ def at_prompt(error: PenstockError, place: int) -> PenstockError:
 
 
 def merged(results: Sequence[Json], answers: int) -> Json:
-    """The results of all prompts as one, each with so many answers."""
     choices = [
         {"prompt_logprobs": result.get("prompt_logprobs"), **choice, "index": place * answers + choice["index"]}
         for place, result in enumerate(results)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.gateway.held_offsets import HeldOffsets
 from penstock.gateway.queues.merge import Merge
 from penstock.schemas.topics import TP
 
@@ -44,25 +45,14 @@ class QueueBook:
         self._due: deque[QueueMessage] = deque()
         self._count = itertools.count()
         self._under_way: dict[str | None, int] = {}
-        self._open: dict[TP, dict[int, QueueMessage]] = {}
-        self._read: dict[TP, int] = {}
-        self._committed: dict[TP, int] = {}
+        self.offsets = HeldOffsets[QueueMessage]()
+        """It holds the messages that are not settled."""
 
-    # -- partitions
-
-    def assign(self, partitions: Iterable[TP]) -> None:
-        """These are read from now on."""
-        for tp in partitions:
-            self._open.setdefault(tp, {})
-
-    def revoke(self, partitions: Collection[TP]) -> None:
+    def revoke(self, partitions: Iterable[TP]) -> None:
         """These are others' now: what was read of them is forgotten; what is under way ends without a trace here."""
-        gone = set(partitions)
-        for tp in gone:
-            for message in self._open.pop(tp, {}).values():
+        for tp in partitions:
+            for message in self.offsets.revoke(tp):
                 message.taken = False
-            self._read.pop(tp, None)
-            self._committed.pop(tp, None)
         self._buffered = [deque(one for one in buffer if one.taken) for buffer in self._buffered]
         self._due = deque(one for one in self._due if one.taken)
         self._waiting = [entry for entry in self._waiting if entry[2].taken]
@@ -72,11 +62,10 @@ class QueueBook:
 
     def arrived(self, message: QueueMessage) -> bool:
         """A message was read. False for one of a partition that is not ours, or that is here already."""
-        held = self._open.get(message.tp)
-        if held is None or message.offset in held or message.offset < self._read.get(message.tp, 0):
+        if message.tp not in self.offsets or message.offset < self.offsets.position(message.tp):
             return False
-        held[message.offset] = message
-        self._read[message.tp] = message.offset + 1
+        self.offsets.hold(message.tp, message.offset, message)
+        self.offsets.passed(message.tp, message.offset + 1)
         self._buffered[message.queue].append(message)
         return True
 
@@ -104,22 +93,11 @@ class QueueBook:
         """What became of it is durable."""
         self._end(message)
         if message.taken:
-            del self._open[message.tp][message.offset]
+            self.offsets.release(message.tp, message.offset)
 
     def next_time(self) -> float | None:
         """When something that waits is due; what is due already goes as soon as there is room."""
         return self._waiting[0][0] if self._waiting else None
-
-    # -- offsets
-
-    def commits(self) -> dict[TP, int]:
-        """What to commit that was not returned before: the offset behind the last message that all before are done."""
-        due: dict[TP, int] = {}
-        for tp, read in self._read.items():
-            offset = next(iter(self._open[tp]), read)  # messages come in the order of their offsets
-            if offset > self._committed.get(tp, -1):
-                due[tp] = self._committed[tp] = offset
-        return due
 
     def full(self) -> set[int]:
         """Queues of which no more is to be read for now."""

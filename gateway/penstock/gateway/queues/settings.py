@@ -37,7 +37,8 @@ class QueueSection(Section):
     """Entries of `extra` for requests that do not have them, as headers for a remote server
     (`caller_headers` of its model): `{x-gateway-inference-objective = "batch"}`."""
     result_topic: str | None = None
-    """Where outcomes go, in the queue's format; null: only on inference.result, as all outcomes."""
+    """Where outcomes go, in the queue's format; null: only on inference.result, as those of all requests. What is
+    refused before it is sent is then only in the log, as `queues.refused`."""
 
     @field_validator("topic", "result_topic")
     @classmethod

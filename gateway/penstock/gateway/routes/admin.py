@@ -35,34 +35,54 @@ async def own_waiting(request: Request) -> Response:
     return await _shared(request, lambda: facts.waiting(tenant))
 
 
+@router.get("/admin/overview", summary="Problems, statistics, devices, what waits and tenants, in one answer")
+async def admin_overview(request: Request) -> Response:
+    """What the first screen of the console shows, as one call: each part is the answer of the route of its name."""
+    parts = _parts(request)
+    return await _shared(request, lambda: {"object": "overview", **{name: made() for name, made in parts.items()}})
+
+
 @router.get("/admin/waiting", summary="What waits, by tenant, class and model, and when it will be empty")
 async def admin_waiting(request: Request) -> Response:
     """The longest lines first, at most 100."""
-    facts = service_of(request).facts
-    return await _shared(request, lambda: facts.waiting(None))
+    return await _shared(request, _parts(request)["waiting"])
 
 
 @router.get("/admin/tenants", summary="What each tenant has under way, its share, and how near it is to its limits")
 async def admin_tenants(request: Request) -> Response:
     """Those near a limit first, then the busiest, at most 100."""
-    facts, limits_of = service_of(request).facts, context_of(request).allowances.limits_of
-    return await _shared(request, lambda: facts.tenants(limits_of))
+    return await _shared(request, _parts(request)["tenants"])
 
 
 @router.get("/admin/stats", summary="All tenants together: queues, rates, clients, workers, models")
 async def admin_stats(request: Request) -> Response:
-    facts, kafka = service_of(request).facts, service_of(request).kafka
-    address = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
-    return await _shared(request, lambda: {**facts.stats(), "kafka": address})
+    return await _shared(request, _parts(request)["stats"])
 
 
 @router.get("/admin/problems", summary="What is not well now: whom it affects, why, and what mends it")
 async def admin_problems(request: Request) -> Response:
     """The gravest first, as of the last second. A problem goes when its cause has gone."""
-    service_of(request)
-    watch = context_of(request).problems
-    assert watch is not None
-    return await _shared(request, watch.to_json)
+    return await _shared(request, _parts(request)["problems"])
+
+
+@router.get("/admin/devices", summary="The devices of all workers and what holds their memory")
+async def admin_devices(request: Request) -> Response:
+    return await _shared(request, _parts(request)["devices"])
+
+
+def _parts(request: Request) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What makes each part of an overview. Raises as `service_of`."""
+    service, context = service_of(request), context_of(request)
+    facts, kafka = service.facts, service.kafka
+    assert context.problems is not None
+    address = {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix}
+    return {
+        "problems": context.problems.to_json,
+        "stats": lambda: {**facts.stats(), "kafka": address},
+        "devices": lambda: page(facts.devices()),
+        "waiting": lambda: facts.waiting(None),
+        "tenants": lambda: facts.tenants(context.allowances.limits_of),
+    }
 
 
 @router.get("/admin/history", summary="The last 48 hours by the minute: what came and ended, queues, times, memory")
@@ -86,12 +106,6 @@ async def admin_history(
         return await service.threads.lists.run(lambda: json_at_once(read()))
 
     return await context_of(request).shared.answer(request, caller_of(request), make)
-
-
-@router.get("/admin/devices", summary="The devices of all workers and what holds their memory")
-async def admin_devices(request: Request) -> Response:
-    facts = service_of(request).facts
-    return await _shared(request, lambda: page(facts.devices()))
 
 
 @router.get("/admin/gateways", summary="Gateways, bridges, senders of webhooks and summarizers")

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 
 from penstock.gateway.context import GatewayContext, context_of
 from penstock.gateway.metrics import CONTENT_TYPE
-from penstock.gateway.service.dependencies import Tried
+from penstock.gateway.service.dependencies import Problem, Tried
 from penstock.gateway.view.census import Waiting
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.times import rfc3339
@@ -67,8 +67,10 @@ def readiness_of(context: GatewayContext, *, for_operators: bool) -> tuple[dict[
     For operators the reasons say what made loads fail, and why a dependency cannot be used.
     """
     service = context.connected
+    if context.draining:
+        return _body("unavailable", "this gateway stops"), True
     if service is None:
-        return _body("starting", context.waits_for), True
+        return _body("starting", _reason(context.waits_for, for_operators=for_operators)), True
     readiness, liveness = service.facts.readiness(), service.facts.liveness()
     waiting = service.facts.waiting_without_worker(liveness)
     pools = sorted({reason for kind, _ in waiting if (reason := liveness.empty_pool(kind.pool)) is not None})
@@ -108,14 +110,15 @@ def _waiting_json(waiting: Waiting, reason: str) -> dict[str, Any]:
     }
 
 
+def _reason(problem: Problem, *, for_operators: bool) -> str:
+    return f"{problem.text}: {problem.cause}" if for_operators and problem.cause is not None else problem.text
+
+
 def _dependency_json(tried: Tried, *, for_operators: bool) -> dict[str, Any]:
     checked, problem = tried.checked_at_ms, tried.problem
-    reason = None if problem is None else problem.text
-    if for_operators and problem is not None and problem.cause is not None:
-        reason = f"{problem.text}: {problem.cause}"
     return {
         "name": tried.name,
         "ok": None if checked is None else problem is None,
         "checked_at": None if checked is None else rfc3339(checked),
-        "reason": reason,
+        "reason": None if problem is None else _reason(problem, for_operators=for_operators),
     }

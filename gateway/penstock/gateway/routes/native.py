@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, cast
@@ -13,17 +14,19 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from penstock.gateway.context import context_of, service_of
 from penstock.gateway.edge.disconnects import unless_gone
+from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S, server_sent
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes import request_lists
 from penstock.gateway.routes.multipart import submitted_body
 from penstock.gateway.routes.paging import page
 from penstock.gateway.routes.request_filters import queried
-from penstock.gateway.routes.sse import events
 from penstock.gateway.service.brought_images import BroughtImage, take_images, with_inputs
 from penstock.gateway.service.large_answers import whole_request
 from penstock.gateway.service.service import GatewayService
 from penstock.gateway.service.submitting import Checked, Keep
+from penstock.gateway.service.subscriptions import SlowConsumer, Subscription
 from penstock.gateway.view.filters import ALL, RequestFilter
+from penstock.gateway.view.frames import ResultFrame
 from penstock.gateway.view.outputs import json_bytes, on_output_thread
 from penstock.schemas.aliases import folded, naming, translate
 from penstock.schemas.cursor import decode_cursor
@@ -31,6 +34,29 @@ from penstock.schemas.errors import Forbidden, InvalidRequest, Overloaded, Penst
 from penstock.schemas.ids import new_request_id
 from penstock.schemas.records import InferenceRequest
 from penstock.schemas.requests import parse_request, resubmittable
+
+
+async def events(subscription: Subscription, keepalive_s: float = KEEPALIVE_S) -> AsyncGenerator[bytes]:
+    """The stream's bytes to the outcome. A client that does not read is cut off; it resumes with its last event id."""
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(keepalive_s):
+                    frame = await subscription.next_frame()
+            except TimeoutError:
+                yield KEEPALIVE
+                continue
+            if frame is None:
+                return
+            frames = [frame, *subscription.take_nowait()]
+            yield b"".join([server_sent(one.encoded(), one.type, one.cursor) for one in frames])
+            if isinstance(frames[-1], ResultFrame):
+                return
+    except (SlowConsumer, PenstockError):  # it comes again, and hears why
+        return
+    finally:
+        subscription.close()
+
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 
@@ -64,7 +90,7 @@ def native_request(body: dict[str, Any], caller: Caller) -> InferenceRequest:
         if fields.pop(name, None) is not None:
             raise UnsupportedParameter(f"{name} is set by the gateway", param=name)
     priority = fields.get("priority")
-    if priority is None or (isinstance(priority, int) and not isinstance(priority, bool)):
+    if priority is None or (isinstance(priority, int) and not isinstance(priority, bool) and priority >= 0):
         fields["priority"] = caller.priority(priority)
     return parse_request(fields, tenant=caller.tenant, request_id=new_request_id(), now_ms=time.time_ns() // 1_000_000)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.gateway.routes.answers import Answer, Attempt, ErrorFacts, Json, Rates, Time
+from penstock.gateway.routes.answers import Answer, Attempt, ErrorFacts, Json, Page, Rates, Time
 
 
 class ProcessCount(Answer):
@@ -177,6 +177,32 @@ class History(Answer):
     devices_omitted: Annotated[int, Field(description="Devices beyond the first 64.")]
 
 
+class UsageGroup(Answer):
+    """What the requests of a group used, by the UTC day of their outcomes. It has the fields that are grouped by."""
+
+    object: Literal["usage"]
+    id: str
+    day: str | None = None
+    tenant: str | None = None
+    model: Annotated[str | None, Field(description="Null where no model was chosen.")] = None
+    key_id: Annotated[str | None, Field(description="Null without a key, or straight onto Kafka.")] = None
+    requests: Annotated[int, Field(description="That ended; the sum of the five outcomes.")]
+    completed: int
+    failed: int
+    cancelled: int
+    expired: int
+    dead_lettered: int
+    input_tokens: Annotated[int, Field(description="Of prompts and embedded texts.")]
+    output_tokens: int
+    cached_tokens: Annotated[int, Field(description="Those of `input_tokens` that were cached.")]
+    embedding_tokens: Annotated[int, Field(description="Those of `input_tokens` that were embedded.")]
+    images: int
+    pixels: int
+    device_seconds: Annotated[
+        float, Field(description="Run time of all attempts. Requests that run together count each their own.")
+    ]
+
+
 class ModelEvent(Answer):
     """Something that happened to an engine of a model on a worker."""
 
@@ -210,6 +236,17 @@ class Device(Answer):
     measured_bytes: int
     foreign_bytes: int | None
     holders: list[DeviceHolder] | None
+
+
+class Overview(Answer):
+    """Each part as the route of its name answers."""
+
+    object: Literal["overview"]
+    problems: Problems
+    stats: AdminStats
+    devices: Page[Device]
+    waiting: AllWaiting
+    tenants: Tenants
 
 
 class GatewayReport(Answer):
@@ -366,7 +403,7 @@ class WaitingWithoutWorker(Answer):
 class Dependency(Answer):
     """The last probe of what the gateway depends on; `ok` is null before the first."""
 
-    name: Literal["artifacts", "orders", "rights", "transactions", "keys"]
+    name: Literal["artifacts", "orders", "rights", "transactions", "keys", "usage", "key_topic", "audit"]
     ok: bool | None
     checked_at: Time | None
     reason: str | None

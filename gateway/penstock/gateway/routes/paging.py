@@ -26,7 +26,6 @@ class Part(Generic[T]):
     end: str | None
 
     def page(self, shown: Sequence[dict[str, Any]], ids: Sequence[str] | None = None) -> dict[str, Any]:
-        """The items as they are shown, as a page."""
         made = page(shown, has_more=self.has_more, ids=ids)
         return {**made, "last_id": f"{made['last_id']}@{self.end}"} if self.end is not None and shown else made
 

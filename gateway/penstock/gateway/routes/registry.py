@@ -242,7 +242,6 @@ def _same_schema(subject: str, text: str) -> Released:
 
 @cache
 def _canonical_releases() -> dict[str, tuple[Any, ...]]:
-    """By subject, as `releases`."""
     return {
         subject: tuple(_canonical(json.loads(released.text)) for released in versions)
         for subject, versions in releases().items()

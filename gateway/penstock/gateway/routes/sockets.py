@@ -17,6 +17,8 @@ from penstock.gateway.edge.protocols import SEND_NOW, SharedText
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller, caller_of
 from penstock.gateway.routes.native import submission
+from penstock.gateway.routes.socket_frames import FIELDS
+from penstock.gateway.routes.socket_spans import SocketSpans
 from penstock.gateway.routes.submit_ordering import AcceptedMarker, Reply, SubmitOrdering
 from penstock.gateway.service.brought_images import with_inputs
 from penstock.gateway.service.service import GatewayService
@@ -28,6 +30,7 @@ from penstock.schemas.cursor import decode_cursor
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError, UnsupportedParameter, error_body
 from penstock.schemas.finite_json import flaw_of, loads_any, read_body
 from penstock.schemas.ids import check_conversation_id, idempotent_request_id
+from penstock.schemas.topics import HEADER_TRACEPARENT
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +43,6 @@ MAX_SUBSCRIPTIONS = 1_000
 MAX_RUNNING = 64
 """Frames of one socket that are worked on at once; further ones wait unread."""
 CLOSE_TIMEOUT_S = 5.0
-FIELDS = {
-    "submit": {"type", "id", "request", "idempotency_key"},
-    "subscribe": {"type", "id", "request_id", "conversation_id", "after"},
-    "unsubscribe": {"type", "id", "request_id", "conversation_id"},
-    "cancel": {"type", "id", "request_id"},
-    "ping": {"type", "id"},
-}
-"""Frames of clients by type. A field beside these is refused: it would be ignored otherwise."""
 _EXPECTED = (WebSocketDisconnect, SlowConsumer, Stopping, OSError, RuntimeError)
 """How the parts of a session end when its client or the gateway goes; a send on what is closed is a RuntimeError."""
 
@@ -80,6 +75,7 @@ class Session:
         self._sent = asyncio.Event()
         self._close_code = 1000
         self._news = SubmitOrdering()
+        self._spans = SocketSpans(self._tenant, socket.headers.get(HEADER_TRACEPARENT))
         self._send_now: Callable[[SharedText], bool] | None = socket.scope.get("extensions", {}).get(SEND_NOW)
 
     @property
@@ -103,6 +99,7 @@ class Session:
                 self._subscription.client.gone or Gone.CLOSED
             )
             self._subscription.close()
+            self._spans.close()
             await self._close(code or self._close_code)
 
     async def _revoked(self) -> None:
@@ -130,8 +127,7 @@ class Session:
                     await self._socket.send_text(shared.text)
                 self._sent.set()
                 if isinstance(frame, ResultFrame):
-                    self._followed.discard(frame.request_id)
-                    self._service.subscriptions.unfollow(self._subscription, self._tenant, frame.request_id)
+                    self._unfollow(frame.request_id, frame.status)
 
     def _reply(self, body: dict[str, Any]) -> None:
         self._subscription.push([Reply(request_id="", cursor=None, content=body)])
@@ -218,6 +214,14 @@ class Session:
         self._reply(body)
 
     async def _submit(self, frame: dict[str, Any]) -> None:
+        with self._spans.begun(frame) as span:
+            request_id = await self._submitted(frame, span.traceparent)
+            self._service.subscriptions.follow_new(self._subscription, self._tenant, request_id)
+        self._followed.add(request_id)
+        self._spans.follow(request_id, span)
+
+    async def _submitted(self, frame: dict[str, Any], traceparent: str | None) -> str:
+        """The id of the request, for which `accepted` is on its way."""
         caller = self._caller
         caller.require("submit")
         self._allowances.submission(caller)
@@ -238,7 +242,9 @@ class Session:
             with naming(given):
                 checked = await self._service.submitting.check(caller, asked)
             checked, keep = with_inputs(checked, images, self._allowances, self._service)
-            accepted = await self._service.submitting.submit(checked, idempotency_key=key, on_id=hold, keep=keep)
+            accepted = await self._service.submitting.submit(
+                checked, idempotency_key=key, traceparent=traceparent, on_id=hold, keep=keep
+            )
             reply: dict[str, Any] = {"type": "accepted", "request_id": accepted.request_id}
             if accepted.replayed:
                 reply["replayed"] = True
@@ -247,8 +253,7 @@ class Session:
             self._reply(reply)
         finally:
             self._subscription.push([AcceptedMarker(request_id=one, cursor=None) for one in held])
-        self._followed.add(accepted.request_id)
-        self._service.subscriptions.follow_new(self._subscription, caller.tenant, accepted.request_id)
+        return accepted.request_id
 
     async def _subscribe(self, frame: dict[str, Any]) -> None:
         caller = self._caller
@@ -265,12 +270,14 @@ class Session:
         if after is not None and not isinstance(after, str):
             raise InvalidRequest("after must be a cursor", param="after")
         cursor = decode_cursor(after) if after else None
-        caller.check_reaches(await self._service.lookups.find_whole(tenant, request_id))
-        await self._service.subscriptions.reach(cursor)
-        self._caller.require("read")
-        self._service.subscriptions.unfollow(self._subscription, tenant, request_id)
+        with self._spans.begun(frame) as span:
+            caller.check_reaches(await self._service.lookups.find_whole(tenant, request_id))
+            await self._service.subscriptions.reach(cursor)
+            self._caller.require("read")
+            self._unfollow(request_id)
+            self._service.subscriptions.follow(self._subscription, tenant, request_id, cursor)
         self._followed.add(request_id)
-        self._service.subscriptions.follow(self._subscription, tenant, request_id, cursor)
+        self._spans.follow(request_id, span)
 
     def _room_for_one_more(self) -> None:
         if max(len(self._followed), len(self._subscription.client.subjects)) >= MAX_SUBSCRIPTIONS:
@@ -281,8 +288,12 @@ class Session:
             conversation = check_conversation_id(frame["conversation_id"])
             self._service.subscriptions.unfollow_conversation(self._subscription, self._tenant, conversation)
             return
-        request_id = _request_id(frame)
+        self._unfollow(_request_id(frame))
+
+    def _unfollow(self, request_id: str, status: str | None = None) -> None:
+        """`status`: of its result, if that was sent."""
         self._followed.discard(request_id)
+        self._spans.ended(request_id, status)
         self._service.subscriptions.unfollow(self._subscription, self._tenant, request_id)
 
     async def _cancel(self, frame: dict[str, Any]) -> None:

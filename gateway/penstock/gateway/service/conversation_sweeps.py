@@ -121,7 +121,6 @@ class ConversationSweeps:
         """Deleted ones whose topics stay for their forks: the deletion of the last fork removes it."""
 
     def ask(self) -> None:
-        """Sweep now."""
         self._asked.set()
 
     async def run(self) -> None:

@@ -62,7 +62,6 @@ class Dependencies:
         self._due[name].set()
 
     async def run(self) -> None:
-        """Probe until cancelled."""
         await asyncio.gather(*(self._watch(name, probe) for name, probe in self._probes.items()))
 
     async def _watch(self, name: str, probe: Probe) -> None:

@@ -77,7 +77,7 @@ class EndingLost:
         asked = [one for one in lost if still.get(one.entry.key) == one.place]
         for one in asked:
             logger.warning(
-                "lost.end_asked request=%s topic=%s partition=%d offset=%d: overdue, and perhaps delivered to nobody",
+                "lost.end_asked request_id=%s topic=%s partition=%d offset=%d: overdue, perhaps delivered to nobody",
                 one.entry.request_id,
                 one.place.topic,
                 one.place.partition,

@@ -29,6 +29,7 @@ from penstock.gateway.view.gateways import is_alive
 from penstock.gateway.view.hub import Hub
 from penstock.gateway.view.liveness import Liveness, judge
 from penstock.gateway.view.public import waiting_json
+from penstock.gateway.view.usage import Amounts, RowKey
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import InvalidRequest
 from penstock.schemas.records import STATUS_RANKS, DeviceState, InferenceRequest, ModelInfo, WaitingFor, WorkerState
@@ -104,7 +105,7 @@ class Facts:
 
     def history_until_ms(self) -> int | None:
         """Up to when this gateway knows the history; None once it knows all."""
-        return None if self._view.backfill is None else self._view.backfill.until_ms
+        return None if self._view.uncounted is None else self._view.uncounted.until_ms
 
     def readiness(self) -> Readiness:
         return self._follower.readiness()
@@ -235,6 +236,10 @@ class Facts:
         """What gives the history of so many minutes by steps of so many. Call it on a thread."""
         return self._view.history(now_ms(), range_minutes, step)
 
+    def usage(self, first: str, last: str) -> Callable[[], Iterable[tuple[RowKey, Amounts]]]:
+        """As `Usage.rows`."""
+        return self._view.known.usage.rows(first, last)
+
     def _loads(self, at_ms: int) -> dict[str, Load]:
         live = self._view.census.live
         return {
@@ -266,7 +271,7 @@ class Facts:
             device_memory=memory,
             running=dict(self._view.census.running),
         )
-        if self._view.backfill is not None:
+        if self._view.uncounted is not None:
             return known
         at_ms = now_ms()
         depths, ages = self._view.census.queue_depths(at_ms)

@@ -29,9 +29,7 @@ async def beside_the_loop(result: Json, make: Callable[[], T]) -> T:
 class StoreReads(Protocol):
     """What is asked of `GatewayService`."""
 
-    async def stored(self, tenant: str, work: Callable[[ArtifactStore], bytes]) -> bytes:
-        """What the store does for a tenant, on a thread."""
-        ...
+    async def stored(self, tenant: str, work: Callable[[ArtifactStore], bytes]) -> bytes: ...
 
 
 async def whole_result(reads: StoreReads, tenant: str, result: Json) -> Json:

@@ -173,7 +173,6 @@ class ModelOrders:
         return admin_models(self._facts.models(), workers, desired, self._facts.liveness().without_worker)
 
     async def _topic_id(self) -> str | None:
-        """Of the topic of orders that there is now."""
         return await self._threads.metadata.run(admin.topic_id, self._kafka, self._kafka.names.desired)
 
     async def _read_desired(self) -> dict[str, Desired]:

@@ -285,7 +285,6 @@ def find_one(models: Iterable[Json], name: str, pool: str | None) -> Json:
 
 
 def named(models: Iterable[str]) -> str:
-    """The models that there are, in words."""
     names = sorted(models)
     more = f" and {len(names) - NAMED_MODELS} more" if len(names) > NAMED_MODELS else ""
     return f"there are {', '.join(names[:NAMED_MODELS])}{more}" if names else "there is none"

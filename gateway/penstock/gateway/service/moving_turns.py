@@ -50,5 +50,4 @@ def moved_turns(turns: Iterable[StateT], is_chosen: Callable[[StateT], bool], pr
 
 
 def _place(turn: RequestState) -> tuple[int, int]:
-    """In the log."""
     return (turn.accepted_ms, 0 if turn.origin is None else turn.origin.offset)

@@ -70,7 +70,6 @@ class OpenTransactions:
         self._told = False
 
     async def run(self) -> None:
-        """Look until cancelled."""
         while True:
             try:
                 await self.look()
@@ -119,7 +118,6 @@ class OpenTransactions:
             logger.warning("transactions.%s %s", "open" if self._told else "ended", reason or "")
 
     def brokers(self) -> Brokers:
-        """Whether they answer."""
         silent_s, back_s = (time.monotonic() - at_s for at_s in (self._answered_s, self._back_s))
         back_ms = None if back_s == float("inf") else int(back_s * 1000)
         return Brokers(self._kafka.bootstrap_servers, int(silent_s * 1000), back_ms)

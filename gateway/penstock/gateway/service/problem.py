@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.schemas.texts import in_one_direction
 from penstock.schemas.times import rfc3339
 
 
@@ -51,8 +52,8 @@ class Found:
             "subject": self.subject,
             "pool": self.pool,
             "since": rfc3339(seen_ms if self.since_ms is None else self.since_ms),
-            "affects": self.affects,
-            "cause": self.cause,
+            "affects": in_one_direction(self.affects),
+            "cause": in_one_direction(self.cause),
             "action": self.action.to_json(),
         }
 

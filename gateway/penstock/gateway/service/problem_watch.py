@@ -6,16 +6,18 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from penstock.common.clock import now_ms
 from penstock.common.desired import Desired
+from penstock.common.labels import OTHER
 from penstock.gateway.dead_letters.index import LetterIndex
 from penstock.gateway.dead_letters.letters import LetterCount
-from penstock.gateway.limits.limits import Limits
+from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.dependencies import Tried
 from penstock.gateway.service.disks import Disk, look_at
 from penstock.gateway.service.facts import Facts
@@ -32,6 +34,12 @@ READ_EVERY_S = 3.0
 ORDERS_EVERY_S = 30.0
 """Orders are read from Kafka so often, and whenever a worker has followed another one."""
 LETTERS_MS = 3_600_000
+NAMED_BY_PRODUCERS = frozenset({"model_unknown"})
+"""Problems whose subject any producer chooses: as a label it would make series without a bound."""
+NOT_PUBLIC = frozenset({"kafka_away", "disk_low"})
+"""Problems whose subject is an address or a path: `/metrics` takes no key."""
+NAMED_BY_POOL = frozenset({"pool_without_worker", "nothing_runs"})
+"""Problems whose subject is the pool."""
 
 
 class ProblemWatch:
@@ -43,23 +51,24 @@ class ProblemWatch:
         orders: ModelOrders,
         letters: LetterIndex,
         tried: Callable[[], list[Tried]],
-        limits_of: Callable[[str], Limits],
+        allowances: Allowances,
         folder: Path,
     ) -> None:
         """`tried`: the dependencies with their last results. `folder`: where the gateway's files are."""
         self._facts, self._orders, self._letters = facts, orders, letters
-        self._tried, self._limits_of, self._folder = tried, limits_of, folder
+        self._tried, self._allowances, self._folder = tried, allowances, folder
         self._ordered: Sequence[Desired] | None = None
         self._lettered: Sequence[LetterCount] = ()
         self._disk: Disk | None = None
         self._since = SinceBook()
         self._shown: list[tuple[Found, int]] = []
+        self._pools: Set[str | None] = {None}
+        """Those that models and workers name. Producers may name others."""
         self._summary = ""
         self._followed: frozenset[int | None] = frozenset()
         self._orders_due = 0.0
 
     async def run(self) -> None:
-        """Look until cancelled."""
         await asyncio.gather(self._read(), self._look_again())
 
     def to_json(self) -> dict[str, Any]:
@@ -67,24 +76,44 @@ class ProblemWatch:
         found = [one.to_json(seen_ms) for one, seen_ms in self._shown]
         return {"object": "problems", "summary": self._summary, "data": found}
 
+    def counts(self) -> Mapping[tuple[str, str, str], int]:
+        """How many problems the last look found, by (problem, subject, pool); an empty text stands for none."""
+        return Counter(self._labels(one) for one, _ in self._shown)
+
+    def _labels(self, one: Found) -> tuple[str, str, str]:
+        """A pool that no model and no worker names is `other`, as in the metrics of queues."""
+        pool = one.pool or "" if one.pool in self._pools else OTHER
+        if one.problem in NAMED_BY_POOL:
+            return one.problem, pool, pool
+        return one.problem, "" if one.problem in NAMED_BY_PRODUCERS | NOT_PUBLIC else one.subject or "", pool
+
     def look(self) -> None:
-        """Judge what is known now. A fault of the judgement is shown as a problem: it loses no work."""
+        """Judge what is known now. A fault of the judgement is a problem beside those of the last look: none ends."""
         try:
             self._look()
         except Exception as error:
             logger.exception("problems.not_judged")
             doctor = Action(label="report it, with the log of this gateway", command="penstock logs gateway")
             cause = f"the gateway could not judge the state of the system: {type(error).__name__}"
-            found = Found(problem="not_judged", affects="this list", cause=cause, action=doctor)
-            self._shown, self._summary = self._since.note([found], now_ms()), "1 problem"
+            found = Found(problem="not_judged", affects="this list, which stays as it was", cause=cause, action=doctor)
+            former = [one for one, _ in self._shown if one.problem != found.problem]
+            self._shown = self._since.note([found, *former], now_ms())
+            self._summary = "1 problem" if not former else f"{len(self._shown)} problems"
 
     def _look(self) -> None:
         moment = self._facts.moment()
-        limits = {tenant: self._limits_of(tenant).outstanding for tenant in moment.tenants}
+        limits = {tenant: self._allowances.limits_of(tenant).outstanding for tenant in moment.tenants}
         seen = replace(
-            moment, tried=self._tried(), orders=self._ordered, letters=self._lettered, limits=limits, disk=self._disk
+            moment,
+            tried=self._tried(),
+            orders=self._ordered,
+            letters=self._lettered,
+            limits=limits,
+            disk=self._disk,
+            unauthenticated_per_s=self._allowances.unauthenticated_per_s(),
         )
         before = {one.key for one, _ in self._shown}
+        self._pools = {None, *(one.pool for one in (*seen.liveness.models, *seen.workers))}
         self._shown = self._since.note(problems(seen), seen.now_ms)
         self._summary = summary(seen, [one for one, _ in self._shown])
         now = {one.key for one, _ in self._shown}

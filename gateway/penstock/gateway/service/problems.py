@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -42,7 +43,11 @@ SETTLES_MS = 10_000
 """What a worker reports for a moment, as while a group rebalances, is no problem."""
 WEBHOOK_LATE_MS = 600_000
 """A webhook waits for so long although its first calls are repeated within seconds."""
+MANY_UNAUTHENTICATED_PER_S = 5.0
+"""Calls without a good key, over a minute, from which on they are a problem."""
 MOST_UNKNOWN = 20
+MOST_NAMED = 5
+"""Processes that a problem of many names."""
 LOADING = frozenset({"loading", "draining", "unloading"})
 """States of a model on a worker in which a request for it waits with good reason."""
 _EXPLAINS_ALL = frozenset({"gateway_behind", "no_worker", "transaction_open", "rights_missing"})
@@ -60,6 +65,9 @@ _DEPENDENCIES = {
     "artifacts": ("artifacts_unusable", "inputs and outputs that are too large for Kafka", "penstock doctor"),
     "orders": ("orders_unusable", "orders about models and classes", "penstock workers list"),
     "rights": ("rights_missing", "what the missing rights are for", "penstock doctor"),
+    "key_topic": ("key_topic_unusable", "keys and limits made at /v1/admin", "penstock topics check"),
+    "audit": ("audit_unusable", "the record of what operators do", "penstock topics check"),
+    "usage": ("usage_unpublished", "totals of usage, which are lost after 30 days", "penstock topics check"),
     "keys": ("keys_file_broken", "changes of keys, revocations among them", "penstock keys list"),
 }
 """By dependency: the problem's code, what it affects, and the command that says more."""
@@ -116,6 +124,8 @@ class Seen:
     limits: Mapping[str, int | None] = field(default_factory=dict[str, int | None])
     brokers: Brokers = field(default_factory=lambda: Brokers(""))
     held: Sequence[tuple[TP, Held]] = ()
+    unauthenticated_per_s: float = 0.0
+    """Calls without a good key here, over the last minute."""
     disk: Disk | None = None
     """Where this gateway's files are."""
 
@@ -199,6 +209,7 @@ def problems(seen: Seen) -> list[Found]:
         return [
             _cut_off(seen, cause),
             *_disk(seen),
+            *_certificates(seen),
             *_dependencies(one for one in seen.tried if one.name in _WITHOUT_KAFKA),
         ]
     waiting = _Waiting(seen)
@@ -207,6 +218,7 @@ def problems(seen: Seen) -> list[Found]:
         *_behind(seen),
         *_workers(seen),
         *_gateways(seen),
+        *_certificates(seen),
         *(() if seen.awaits_workers else _models(seen, waiting)),
         *_transactions(seen),
         *_dependencies(seen.tried),
@@ -214,6 +226,7 @@ def problems(seen: Seen) -> list[Found]:
         *_devices(seen),
         *_letters(seen.letters),
         *_limits(seen),
+        *_unauthenticated(seen),
     ]
     if seen.awaits_workers or any(one.problem in _EXPLAINS_ALL for one in found):
         return found
@@ -401,6 +414,30 @@ def _gateways(seen: Seen) -> Iterator[Found]:
             )
 
 
+def _certificates(seen: Seen) -> Iterator[Found]:
+    """One problem for each setting: most processes have the same certificate, or were given theirs at the same time."""
+    ends: defaultdict[str, dict[str, int]] = defaultdict(dict)
+    gateways = [(one.id, one) for one in seen.gateways if is_alive(one, seen.judged_ms)]
+    for process, state in (*gateways, *((one.worker_id, one) for one in seen.live)):
+        for setting, ends_at in state.expiring_certificates.items():
+            ends[setting][process] = ends_at
+    for setting, by_process in sorted(ends.items()):
+        soonest = min(by_process.values())
+        days = (soonest - seen.now_ms) / 86_400_000
+        more = f" and {len(by_process) - MOST_NAMED} more" if len(by_process) > MOST_NAMED else ""
+        restarts_itself = setting.startswith("kafka.") and ".location" in setting
+        restart = "" if restarts_itself else ", and restart the processes"
+        yield Found(
+            problem="certificate_expires",
+            subject=setting,
+            affects="new connections are refused from then on: of " + ", ".join(sorted(by_process)[:MOST_NAMED]) + more,
+            cause=f"the certificate expires in {days:.1f} days, at {rfc3339(soonest)}"
+            if days > 0
+            else f"the certificate expired at {rfc3339(soonest)}",
+            action=Action(label=f"find its file and renew it{restart}", command="penstock config show"),
+        )
+
+
 def _unwell(worker: WorkerState, liveness: Liveness) -> str | None:
     """What a worker lacks, but for models of which no other worker has one: those are problems of their own."""
     lost = {f"the model {model} " for model, pool in liveness.lost if pool == worker.pool}
@@ -524,6 +561,18 @@ def _dependencies(tried: Iterable[Tried]) -> Iterator[Found]:
         cause = one.problem.text if one.problem.cause is None else f"{one.problem.text}: {one.problem.cause}"
         action = Action(label="find out more", command=command)
         yield Found(problem=code, subject=one.name, affects=affects, cause=cause, action=action)
+
+
+def _unauthenticated(seen: Seen) -> Iterator[Found]:
+    if seen.unauthenticated_per_s >= MANY_UNAUTHENTICATED_PER_S:
+        yield Found(
+            problem="auth_failures",
+            affects="nobody yet: each address is slowed on its own",
+            cause=f"{seen.unauthenticated_per_s:.1f} calls a second came without a good key during the last minute:"
+            " somebody guesses keys, or a client still sends one that was revoked."
+            " Lines `auth.refused` in the gateway's log have addresses and ids of keys",
+            action=Action(label="see which keys there are", command="penstock keys list"),
+        )
 
 
 def _paused(seen: Seen, waiting: _Waiting) -> Iterator[Found]:

@@ -55,7 +55,7 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.ids import redriven_request_id
 from penstock.schemas.records import DeadLetter, DeadLetterAction, InferenceRequest
-from penstock.schemas.topics import HEADER_TRACEPARENT
+from penstock.schemas.topics import HEADER_KEY_ID, HEADER_TRACEPARENT
 
 logger = logging.getLogger(__name__)
 
@@ -312,8 +312,8 @@ class Redriving:
             redriven_from=row.request_id,
             history=letter.history,
         )
-        trace = letter.original_headers.get(HEADER_TRACEPARENT, b"").decode(errors="replace") or None
-        await self._submit(caller.on_behalf_of(row.tenant), request, trace, give_up)
+        trace, key_id = (_header(letter, name) for name in (HEADER_TRACEPARENT, HEADER_KEY_ID))
+        await self._submit(caller.on_behalf_of(row.tenant, key_id), request, trace, give_up)
         await self._mark(caller, row, REDRIVEN, new_id)
         return new_id
 
@@ -379,7 +379,6 @@ def _absent(place: Place) -> NotFound:
 
 
 def _refusal(row: LetterFacts, *, again: bool) -> PenstockError | None:
-    """Why a letter is not run again."""
     if not again and row.redriven_as is not None:
         return Conflict(f"it was run again as {row.redriven_as}")
     if not row.redrivable or row.request_id is None or row.tenant is None:
@@ -390,3 +389,7 @@ def _refusal(row: LetterFacts, *, again: bool) -> PenstockError | None:
 def may_read(caller: Caller, tenant: str | None) -> bool:
     """Whether the caller's key allows what the tenant asked to be shown. `admin` alone does not."""
     return caller.key_id is None or ("read" in caller.scopes and caller.tenant == tenant)
+
+
+def _header(letter: DeadLetter, name: str) -> str | None:
+    return letter.original_headers.get(name, b"").decode(errors="replace") or None

@@ -24,7 +24,6 @@ class Selection:
     """In the order of the call."""
 
     def meets(self, entry: Entry, now_ms: int) -> bool:
-        """Whether it is one of them."""
         is_old = self.older_than_ms is None or entry.accepted_ms <= now_ms - self.older_than_ms
         is_old &= self.accepted_before_ms is None or entry.accepted_ms < self.accepted_before_ms
         is_named = self.ids is None or entry.request_id in self.ids

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.artifacts.sweeping import Sweeper
-from penstock.common.settings import KafkaSettings
 from penstock.gateway.conversations.layout import Layout
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
-from penstock.gateway.limits.retention import Retention
 from penstock.gateway.limits.settings import retention_of
 from penstock.gateway.producing import ServiceTransport, rights_probe
 from penstock.gateway.service.artifact_sweeps import ArtifactSweeps
@@ -51,52 +48,11 @@ from penstock.schemas.codec import Codec
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class GatewayService:
     """Made when the gateway is connected to its Kafka."""
 
-    settings: GatewaySettings
-    kafka: KafkaSettings
-    artifacts: ArtifactStore
-    facts: Facts
-    submitting: Submitter
-    lookups: Lookups
-    turns: Turns
-    deliveries: DeliveryLookups
-    records: RequestRecords
-    subscriptions: Subscriptions
-    control: Control
-    bulk_commands: BulkCommands
-    ending_lost: EndingLost
-    model_orders: ModelOrders
-    withdrawing: Withdrawing
-    sweeps: ArtifactSweeps
-    dependencies: Dependencies
-    transactions: OpenTransactions
-    conversations: Conversations
-    layout: Layout
-    conversation_facts: FactsOfConversations
-    forking: Forking
-    deleting: Deleting
-    retention: Retention
-    conversation_sweeps: ConversationSweeps
-    feeds: Feeds
-    redriving: Redriving
-    threads: Threads = field(default_factory=Threads)
-
-    async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
-        """What the artifact store does for a tenant, on one of its threads. Raises what `work` raises."""
-        return await self.threads.artifacts.run_for(tenant, work, self.artifacts)
-
-    async def erase(self, caller: Caller, request_id: str) -> None:
-        """Erase a request that has ended, with its dead letters. Raises as `Control.erase`."""
-        if (await self.lookups.find(caller.tenant, request_id)).done:  # its webhook may have one, however it ended
-            await self.redriving.forget(caller, request_id)
-        await self.control.erase(caller.tenant, request_id)
-
-    @classmethod
-    def compose(
-        cls,
+    def __init__(
+        self,
         settings: GatewaySettings,
         transport: ServiceTransport,
         view: View,
@@ -111,67 +67,69 @@ class GatewayService:
         conversations: Conversations,
         layout: Layout,
         letters: LetterFollower,
-    ) -> GatewayService:
-        kafka = settings.kafka_settings()
-        transactions = OpenTransactions(kafka, view, threads)
-        facts = Facts(view, follower, hub, settings.gateway.worker_late_s, run_times, transactions)
-        turns = Turns(view, threads)
-        lookups = Lookups(view, follower, hub, threads, outcomes, turns)
-        orders = ModelOrders(transport, facts, kafka, codec, threads, view.fleet.follow)
-        control = Control(transport, view, follower, lookups, codec, kafka.names, artifacts, allowances, threads, turns)
-        submitting = Submitter(settings, transport, view, follower, codec, allowances, facts, artifacts.check_place)
-        kept = FactsOfConversations(transport, view, follower, layout, kafka, codec, threads)
-        forking = Forking(transport, layout, conversations, kafka.names, codec, artifacts, threads)
-        feeds, retention = Feeds(conversations, hub, threads), retention_of(settings.gateway.limits)
-        deleting = Deleting(control, kept, forking, conversations, feeds, allowances, threads, retention)
-        dependencies = Dependencies(
-            {
-                "artifacts": artifact_probe(artifacts, threads),
-                "orders": orders_probe(orders),
-                "rights": rights_probe(transport, kafka),
-            },
-            settings.gateway.probe_s,
+    ) -> None:
+        conf, kafka = settings.gateway, settings.kafka_settings()
+        names = kafka.names
+        self.settings, self.kafka, self.artifacts, self.threads = settings, kafka, artifacts, threads
+        self.conversations, self.layout = conversations, layout
+        self.transactions = OpenTransactions(kafka, view, threads)
+        self.facts = facts = Facts(view, follower, hub, conf.worker_late_s, run_times, self.transactions)
+        self.turns = turns = Turns(view, threads)
+        self.lookups = lookups = Lookups(view, follower, hub, threads, outcomes, turns)
+        self.deliveries = DeliveryLookups(lookups, outcomes, kafka, codec, threads)
+        self.records = RequestRecords(outcomes, codec, threads)
+        self.subscriptions = Subscriptions(view, follower, hub, names, turns, facts.waits_unseen)
+        self.model_orders = orders = ModelOrders(transport, facts, kafka, codec, threads, view.fleet.follow)
+        self.control = Control(transport, view, follower, lookups, codec, names, artifacts, allowances, threads, turns)
+        self.bulk_commands = BulkCommands(self.control, view, lookups, allowances)
+        self.ending_lost = EndingLost(view, follower, facts, self.control, kafka, threads)
+        self.withdrawing = Withdrawing(facts, orders)
+        self.submitting = Submitter(
+            settings, transport, view, follower, codec, allowances, facts, artifacts.check_place
         )
-        transport.on_refused = partial(dependencies.probe_now, "rights")
-        return cls(
-            settings=settings,
-            kafka=kafka,
-            artifacts=artifacts,
-            facts=facts,
-            submitting=submitting,
-            lookups=lookups,
-            turns=turns,
-            deliveries=DeliveryLookups(lookups, outcomes, kafka, codec, threads),
-            records=RequestRecords(outcomes, codec, threads),
-            subscriptions=Subscriptions(view, follower, hub, kafka.names, turns, facts.waits_unseen),
-            control=control,
-            bulk_commands=BulkCommands(control, view, lookups, allowances),
-            ending_lost=EndingLost(view, follower, facts, control, kafka, threads),
-            model_orders=orders,
-            withdrawing=Withdrawing(facts, orders),
-            conversations=conversations,
-            conversation_facts=kept,
-            layout=layout,
-            forking=forking,
-            deleting=deleting,
-            retention=retention,
-            conversation_sweeps=ConversationSweeps(
-                deleting,
-                conversations,
-                kept,
-                turns,
-                follower,
-                layout,
-                kafka.names,
-                threads,
-                retention,
-                every_s=settings.gateway.sweep_conversations_s,
-                per_minute=settings.gateway.expired_per_minute,
-            ),
-            feeds=feeds,
-            redriving=Redriving(letters, submitting, view, transport, codec, kafka, threads),
-            dependencies=dependencies,
-            transactions=transactions,
-            sweeps=ArtifactSweeps(Sweeper(artifacts), view, layout, threads, settings.gateway.sweep_artifacts_s),
-            threads=threads,
+        self.conversation_facts = FactsOfConversations(transport, view, follower, layout, kafka, codec, threads)
+        self.forking = Forking(transport, layout, conversations, names, codec, artifacts, threads)
+        self.feeds = Feeds(conversations, hub, threads)
+        self.retention = retention_of(conf.limits)
+        self.deleting = Deleting(
+            self.control,
+            self.conversation_facts,
+            self.forking,
+            conversations,
+            self.feeds,
+            allowances,
+            threads,
+            self.retention,
         )
+        self.conversation_sweeps = ConversationSweeps(
+            self.deleting,
+            conversations,
+            self.conversation_facts,
+            turns,
+            follower,
+            layout,
+            names,
+            threads,
+            self.retention,
+            every_s=conf.sweep_conversations_s,
+            per_minute=conf.expired_per_minute,
+        )
+        self.redriving = Redriving(letters, self.submitting, view, transport, codec, kafka, threads)
+        probes = {
+            "artifacts": artifact_probe(artifacts, threads),
+            "orders": orders_probe(orders),
+            "rights": rights_probe(transport, kafka),
+        }
+        self.dependencies = Dependencies(probes, conf.probe_s)
+        transport.on_refused = partial(self.dependencies.probe_now, "rights")
+        self.sweeps = ArtifactSweeps(Sweeper(artifacts), view, layout, threads, conf.sweep_artifacts_s)
+
+    async def stored(self, tenant: str, work: Callable[[ArtifactStore], T]) -> T:
+        """What the artifact store does for a tenant, on one of its threads. Raises what `work` raises."""
+        return await self.threads.artifacts.run_for(tenant, work, self.artifacts)
+
+    async def erase(self, caller: Caller, request_id: str) -> None:
+        """Erase a request that has ended, with its dead letters. Raises as `Control.erase`."""
+        if (await self.lookups.find(caller.tenant, request_id)).done:  # its webhook may have one, however it ended
+            await self.redriving.forget(caller, request_id)
+        await self.control.erase(caller.tenant, request_id)

@@ -22,6 +22,7 @@ from penstock.gateway.limits.callers import Caller
 from penstock.gateway.service.models import check_abilities, model_or_refusal
 from penstock.gateway.service.unconfirmed import Unconfirmed
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.traces import Sending, batch_link, watched
 from penstock.gateway.view.fleet import KnownModels
 from penstock.gateway.view.follower import CATCH_UP_S, Follower
 from penstock.gateway.view.view import View
@@ -37,7 +38,7 @@ from penstock.schemas.errors import (
 from penstock.schemas.errors import Gone as GoneError
 from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.lifetimes import deadline_of
-from penstock.schemas.records import InferenceRequest, KeyClaim, Origin
+from penstock.schemas.records import InferenceRequest, KeyClaim, Origin, Place
 from penstock.schemas.requests import content_hash
 from penstock.schemas.topics import TopicNames, priority_class
 
@@ -136,7 +137,7 @@ class Submitter:
         """
         with self._outstanding(checked):
             self._check_room(checked.request)
-        self._check_size(request_record(checked.request, self._names, self._codec, source=SOURCE))
+        self._check_size(self._record(checked, None))
 
     def _check_size(self, record: Outgoing) -> None:
         size_bytes = record_bytes(record.value, record.key, record.headers)
@@ -200,7 +201,7 @@ class Submitter:
             for checked, _ in parts:
                 outstanding.enter_context(self._outstanding(checked))
                 self._check_room(checked.request)
-                self._check_size(self._record(checked.request, None))
+                self._check_size(self._record(checked, None))
             key = idempotency_key
             if key is not None:
                 tenant, contents = parts[0][0].request.tenant, [content_hash(checked.request) for checked, _ in parts]
@@ -225,31 +226,39 @@ class Submitter:
         with self._outstanding(checked):
             return await self._submit_as(checked, traceparent, None)
 
-    async def submit_together(self, many: Sequence[Checked]) -> list[PenstockError | None]:
+    async def submit_together(self, many: Sequence[Checked], batch_id: str | None = None) -> list[PenstockError | None]:
         """Submit requests that nobody has submitted, under the ids that they have; why each is refused, if it is.
+
+        `batch_id` is the batch that they are lines of.
 
         Nothing is looked up. The record of one that is refused with BrokerUnavailable may stand on its topic.
         """
         refusals: list[PenstockError | None] = [None] * len(many)
         records: dict[int, Outgoing] = {}
+        sendings: dict[int, Sending | None] = {}
         with ExitStack() as outstanding:
-            for at, checked in enumerate(many):
-                try:
-                    outstanding.enter_context(self._outstanding(checked))
-                    self._check_room(checked.request)
-                except PenstockError as error:
-                    refusals[at] = error
-                else:
-                    records[at] = self._record(checked.request, None)
-                    self._pending += 1
             deliveries: list[Delivery] = []
             try:
-                while unsent := [*records.values()][len(deliveries) :]:  # a refused one does not hold back the others
-                    deliveries += await self._transport.produce_all(unsent)
+                for at, checked in enumerate(many):
+                    try:
+                        outstanding.enter_context(self._outstanding(checked))
+                        self._check_room(checked.request)
+                    except PenstockError as error:
+                        refusals[at] = error
+                        continue
+                    links = () if batch_id is None else batch_link(checked.request.tenant, batch_id)
+                    sending = sendings[at] = Sending.of(checked.request, self._names, None, links)
+                    records[at] = self._record(checked, None if sending is None else sending.traceparent)
+                    self._pending += 1
+                with watched(*sendings.values()):  # a refused one does not hold back the others
+                    while unsent := [*records.values()][len(deliveries) :]:
+                        deliveries += await self._transport.produce_all(unsent)
             finally:
                 self._pending -= len(records)
             for at, delivery in zip(records, deliveries, strict=True):
                 refusals[at] = error = delivery.error
+                if (sending := sendings[at]) is not None:
+                    sending.ended(_place_of(delivery), error)
                 if error is None:
                     self._view.accepted(many[at].request, _origin_of(delivery))
                 elif isinstance(error, NotFound):
@@ -302,7 +311,8 @@ class Submitter:
             raise Overloaded(f"this gateway takes no requests now: {reason}", retry_after_s=5)
         conf = self._limits
         if self._pending >= conf.max_pending_submits:
-            raise Overloaded("as many requests as may be are on their way to the broker; try again", retry_after_s=1)
+            message = f"too many submissions wait for the broker (limit {conf.max_pending_submits}); try again"
+            raise Overloaded(message, retry_after_s=1)
         if self._view.known.held_live_count >= conf.max_live and not self._in_kept_share(request):
             klass = priority_class(request.priority)
             raise Overloaded(f"the gateway holds as many {klass} requests as it may; try again", retry_after_s=1)
@@ -396,10 +406,22 @@ class Submitter:
         if not self._follower.known_topic(topic) and not await self._follower.add_topic_now(topic):
             raise InvalidRequest(f"there is no pool {request.pool}", param="pool")
 
-    def _record(self, request: InferenceRequest, traceparent: str | None) -> Outgoing:
+    def _record(self, checked: Checked, traceparent: str | None) -> Outgoing:
         return request_record(
-            request, self._names, self._codec, source=SOURCE, traceparent=valid_traceparent(traceparent)
+            checked.request,
+            self._names,
+            self._codec,
+            source=SOURCE,
+            traceparent=valid_traceparent(traceparent),
+            key_id=checked.caller.used_key_id,
         )
+
+    async def _sent(self, record: Outgoing, sending: Sending | None) -> Delivery:
+        with watched(sending):
+            delivery = await self._send(record)
+        if sending is not None:
+            sending.ended(_place_of(delivery))
+        return delivery
 
     async def _produce(
         self, checked: Checked, traceparent: str | None, keep: Keep | None, *, claims: bool = False
@@ -407,7 +429,8 @@ class Submitter:
         """Send the record. Returns what `_claim` does: then nothing was sent."""
         request = checked.request
         self._check_room(request)
-        record = self._record(request, traceparent)
+        sending = Sending.of(request, self._names, traceparent)
+        record = self._record(checked, traceparent if sending is None else sending.traceparent)
         if keep is not None:
             self._check_size(record)
             await keep(request.request_id)  # not yet on its way to the broker: a slow store holds up its own tenant
@@ -424,7 +447,7 @@ class Submitter:
             if request.stream:  # before its first piece can come: its sender comes here for it, as a rule
                 self._view.streams.expect(key)
             try:
-                delivery = await self._send(record)
+                delivery = await self._sent(record, sending)
             except BaseException:
                 self._view.streams.forget(key)
                 raise
@@ -454,6 +477,10 @@ def keyed_id(tenant: str, kind: str, idempotency_key: str) -> str:
 
 def key_reused() -> IdempotencyKeyReused:
     return IdempotencyKeyReused("this Idempotency-Key was used with another body", param="Idempotency-Key")
+
+
+def _place_of(delivery: Delivery) -> Place:
+    return Place(topic=delivery.topic, partition=delivery.partition, offset=delivery.offset)
 
 
 def _origin_of(delivery: Delivery) -> Origin | None:

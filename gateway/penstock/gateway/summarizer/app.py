@@ -6,14 +6,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
+
 from penstock.common import admin
 from penstock.common.background import BackgroundTasks
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.shards.shard_copy import ShardCopy
-from penstock.gateway.health_server import HealthServer
+from penstock.common.telemetry import register, tracing
 from penstock.gateway.side_process import Over, run
 from penstock.gateway.summarizer.following import Following
-from penstock.gateway.summarizer.metrics import SummarizerMetrics
 from penstock.gateway.summarizer.own_topics import OwnTopics
 from penstock.gateway.summarizer.progress import Progress
 from penstock.gateway.summarizer.requests import COMPLETED, GONE, Requests
@@ -25,6 +26,28 @@ from penstock.schemas.registry import Codecs
 
 logger = logging.getLogger(__name__)
 
+disable_created_metrics()
+
+
+class SummarizerMetrics:
+    """One per process, with a registry of its own."""
+
+    def __init__(self, scheduler: SummaryScheduler) -> None:
+        self.registry = CollectorRegistry()
+        self._ended = Counter(
+            "penstock_summaries", "Requests for due summaries, by their outcome.", ["outcome"], registry=self.registry
+        )
+        followed = Gauge("penstock_conversations_followed", "Conversations that have a policy.", registry=self.registry)
+        due = Gauge("penstock_summaries_due", "Summaries that are due and not asked for.", registry=self.registry)
+        running = Gauge("penstock_summaries_in_flight", "Requests for summaries under way.", registry=self.registry)
+        followed.set_function(lambda: len(scheduler.followed))
+        due.set_function(lambda: scheduler.due)
+        running.set_function(lambda: scheduler.running)
+
+    def on_end(self, outcome: str) -> None:
+        """Count a request that ended: as its status says, or refused, gone or lost."""
+        self._ended.labels(outcome=outcome).inc()
+
 
 async def run_summarizer(settings: SummarizerSettings) -> int:
     """Sum up conversations until SIGTERM or SIGINT; the process's exit code."""
@@ -32,7 +55,8 @@ async def run_summarizer(settings: SummarizerSettings) -> int:
     async def make(over: Over, codecs: Codecs) -> Summarizer:
         return Summarizer(settings, codecs)
 
-    return await run("summarizer", settings.summarizer, settings.schema_registry, settings.kafka_settings(), make)
+    with tracing(settings.telemetry, "summarizer"):
+        return await run("summarizer", settings.summarizer, settings.schema_registry, settings.kafka_settings(), make)
 
 
 class Summarizer:
@@ -43,16 +67,12 @@ class Summarizer:
         self._kafka, self._codec, self._data_dir = kafka, codecs.blocking, section.data_dir
         self._scheduler = SummaryScheduler(section.of_tenant, section.max_in_flight)
         self._metrics = SummarizerMetrics(self._scheduler)
+        self.registry = self._metrics.registry
+        register(self.registry)
         self._progress = Progress(kafka, section.group_id)
         self._changed = asyncio.Event()
         self._following = Following(kafka, codecs, self._scheduler, self._source, section.look_s, self._changed.set)
         self._requests = Requests(kafka, codecs.blocking, section, self._end)
-        self._health = HealthServer(
-            section.health_host,
-            section.health_port,
-            waits_for=lambda: self.waits_for,
-            metrics=self._metrics.render,
-        )
         self._background = BackgroundTasks()
 
     oldest_ms = None
@@ -73,8 +93,6 @@ class Summarizer:
         return SharedTopic(self._kafka, self._codec, copy, put)
 
     def start(self) -> None:
-        """Raises OSError when the port of its health is taken."""
-        self._health.start()
         self._background.start(self._run(), "summarizer")
 
     async def stop(self) -> None:
@@ -82,7 +100,6 @@ class Summarizer:
         await self._background.cancel()
         await self._requests.close()
         await asyncio.to_thread(self._progress.close)
-        await self._health.stop()
         logger.info("summarizer.stopped")
 
     async def _run(self) -> None:
@@ -95,7 +112,6 @@ class Summarizer:
                     parts.create_task(self._sum_up(submit))
 
     async def _sum_up(self, submit: Submit) -> None:
-        """Have one span summed up."""
         outcome, end = await self._requests.run(submit)
         self._metrics.on_end(outcome)
         if outcome == GONE:

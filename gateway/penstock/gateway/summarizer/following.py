@@ -189,7 +189,6 @@ class Following:
         self._scheduler.set_facts(Key(facts.tenant, facts.conversation_id), facts)
 
     def ended(self, submit: Submit, end: int, *, failed: bool) -> None:
-        """As `SummaryScheduler.ended`."""
         self._do(self._scheduler.ended(submit, end, failed=failed))
 
     def _do(self, effect: Commit | ReadWhole | None) -> None:

@@ -13,6 +13,7 @@ from penstock.common.clock import now_ms
 from penstock.common.settings import KafkaSettings
 from penstock.gateway.summarizer.settings import SummarizerSection
 from penstock.gateway.summarizer.summary_scheduler import Key, Submit
+from penstock.gateway.traces import end_summary, summary_traceparent
 from penstock.producers import AsyncClient, Result
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import (
@@ -61,10 +62,11 @@ class Requests:
 
         How: its status, or `gone` without its conversation, `refused`, `lost` without an end.
         """
-        tenant = submit.key.tenant
+        tenant, began_ns = submit.key.tenant, time.time_ns()
         self._under_way[tenant] += 1
         try:
             ended = await self._to_its_end(submit)
+            end_summary(*submit.key, submit.request_id, began_ns, ended[0])
         finally:
             self._under_way[tenant] -= 1
         await self._close_idle()
@@ -123,6 +125,7 @@ class Requests:
             model=submit.model,
             priority=self._section.priority,
             ttl_ms=ttl_ms,
+            traceparent=summary_traceparent(submit.key.tenant, submit.request_id),
         )
         # Of one that was sent before, the end may stand in the topics already.
         since = {"since_ms": now_ms() - ttl_ms} if submit.maybe_sent else {}

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from penstock.common.configuration import KafkaSection, ProcessSettings, RegistrySection, Section
-from penstock.common.settings import KafkaSettings
+from penstock.common.configuration import KafkaProcessSettings, RegistrySection, Section, TelemetrySection
 from penstock.schemas.records import SummarizePolicy
 from penstock.schemas.topics import MOST_PRIORITY
 
@@ -56,12 +55,11 @@ class SummarizerSection(PolicySection):
         return self.tenants.get(tenant, self).policy
 
 
-class SummarizerSettings(ProcessSettings):
+class SummarizerSettings(KafkaProcessSettings):
     """All that such a process reads from outside, read once at its start."""
 
-    kafka: KafkaSection = Field(default_factory=KafkaSection)
-    schema_registry: RegistrySection = Field(default_factory=RegistrySection)
-    summarizer: SummarizerSection = SummarizerSection()  # pyright: ignore[reportCallIssue]
+    process = "summarizer"
 
-    def kafka_settings(self) -> KafkaSettings:
-        return self.kafka.clients("summarizer")
+    schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
+    summarizer: SummarizerSection = SummarizerSection()  # pyright: ignore[reportCallIssue]

@@ -54,7 +54,6 @@ class Spans:
         return len(self._ends)
 
     def add(self, offset: int, message: ConversationMessage) -> None:
-        """The next message or summary."""
         if message.direction == "summary":
             if message.covers_through is not None:
                 self._cover(message.covers_through, offset)

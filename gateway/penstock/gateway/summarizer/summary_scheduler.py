@@ -100,7 +100,6 @@ class SummaryScheduler:
 
     @property
     def due(self) -> int:
-        """Conversations that wait to be summed up."""
         return sum(map(len, self._due.values()))
 
     @property

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 
 from penstock.common.reader import RawMessage
-from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.census import Census, Counted, counted_as
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.wait_counts import AGES_MS
 from penstock.schemas.records import Origin
 from penstock.schemas.topics import TP
+
+CountKey = tuple[str, Counted, int]
+"""Tenant, state and age."""
+
+
+def _key(tenant: str, state: Counted, accepted_ms: int) -> CountKey:
+    # Those that wait differ by their age alone, which is given to the second.
+    return tenant, state, accepted_ms if state.started_ms else accepted_ms // AGES_MS
 
 
 class BackfillCounts:
@@ -26,15 +34,14 @@ class BackfillCounts:
     """
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[str, Counted, int], list[int]] = {}
-        """When the first of them was accepted, and how many, by tenant, state and age."""
+        self._counts: dict[CountKey, list[int]] = {}
+        """When the first of them was accepted, and how many."""
         self.outstanding: Counter[str] = Counter()
         """By tenant."""
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are to be counted as this."""
-        # Those that wait differ by their age alone, which is given to the second.
-        key = tenant, state, accepted_ms if state.started_ms else accepted_ms // AGES_MS
+        key = _key(tenant, state, accepted_ms)
         since = self._counts.setdefault(key, [accepted_ms, 0])
         since[:] = min(since[0], accepted_ms), since[1] + count
         if not since[1]:
@@ -64,12 +71,21 @@ class BackfillCounts:
             self.add(tenant, counted, accepted_ms, count)
             self.outstanding[tenant] += count
 
-    def move_to(self, census: Census, tenants: Tenants) -> None:
-        """They count from now on."""
-        for (tenant, state, _), (since_ms, count) in self._counts.items():
-            census.add(tenant, state, since_ms, count)
-        for tenant, count in self.outstanding.items():
-            tenants.began(tenant, count)
+    def move_to(self, census: Census, most: int) -> bool:
+        """Some of them count there from now on; whether others are left."""
+        for key in [*islice(self._counts, most)]:
+            self._move(key, census)
+        return bool(self._counts)
+
+    def move_same(self, entry: Entry, census: Census) -> None:
+        """Those that are counted as this one count there from now on."""
+        if entry.counted is not None:
+            self._move(_key(entry.tenant, *entry.counted), census)
+
+    def _move(self, key: CountKey, census: Census) -> None:
+        since_ms, count = self._counts.pop(key, (0, 0))
+        if count:
+            census.add(key[0], key[1], since_ms, count)
 
 
 class Backfill:

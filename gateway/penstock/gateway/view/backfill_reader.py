@@ -88,10 +88,11 @@ class BackfillReader:
         finally:
             self._queue.close()
             await asyncio.to_thread(reader.stop)
-        while kept := self._backfill.take_kept(FOLDED_AT_ONCE):
-            await self._folding.fold(kept)
+        for _ in self._view.end_backfill():
             await asyncio.sleep(0)
-        self._view.end_backfill()
+            while kept := self._backfill.take_kept(FOLDED_AT_ONCE):
+                await self._folding.fold(kept)
+                await asyncio.sleep(0)
         logger.info("history.whole seconds=%.1f", time.monotonic() - began_s)
 
     def _reader_from(self, begin: Mapping[TP, int]) -> PartitionReader:

@@ -29,6 +29,8 @@ class Counted(NamedTuple):
     """When one that does not wait began to run."""
     reason: str | None = None
     """What one that waits was last said to wait for."""
+    pool: str | None = None
+    """That of one that runs."""
 
 
 def counted_as(entry: Entry) -> Counted:
@@ -40,7 +42,8 @@ def counted_as(entry: Entry) -> Counted:
         # What named a later time is not counted as due, and its reason is no reason of those that are.
         reason = None if waiting is None or waiting.reason == "scheduled" else waiting.reason
         return Counted(klass, (entry.task, entry.model, entry.pool), None, from_ms, None, reason)
-    return Counted(klass, None, entry.model if entry.status_name == "running" else None, from_ms, entry.started_ms)
+    model, pool = (entry.model, entry.pool) if entry.status_name == "running" else (None, None)
+    return Counted(klass, None, model, from_ms, entry.started_ms, pool=pool)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +86,8 @@ class Census:
         at a start counts from its time there."""
         self._live: Counter[str] = Counter()
         self._live_of: Counter[tuple[str, str]] = Counter()
-        self.running: Counter[str] = Counter()
-        """Requests that run, by model."""
+        self.running: Counter[tuple[str, str]] = Counter()
+        """Requests that run, by model and pool; the common pool is an empty text."""
         self._begun: Counter[tuple[str, int, int]] = Counter()
         """Those that began to run, by class, since when they waited, and when they began."""
         self._by_conversation: dict[tuple[str, str], dict[str, Entry]] = {}
@@ -158,8 +161,8 @@ class Census:
         if before is None:
             self.add(entry.tenant, *now)
             self._moved(entry, None, now[0])
-        elif before[1] == now[1] and before[0][:-1] == now[0][:-1]:
-            klass, kind, *_, reason = now[0]
+        elif before[1] == now[1] and before[0] == now[0]._replace(reason=before[0].reason):
+            klass, kind, reason = now[0].klass, now[0].kind, now[0].reason
             assert kind is not None, "what does not wait has no reason"
             self.lines.other_reason((entry.tenant, klass, kind), before[0].reason, reason)
         else:
@@ -190,7 +193,7 @@ class Census:
 
     def add(self, tenant: str, state: Counted, accepted_ms: int, count: int = 1) -> None:
         """So many more requests of a tenant, or less, are counted as this."""
-        klass, kind, model, from_ms, started_ms, reason = state
+        klass, kind, model, from_ms, started_ms, reason, pool = state
         self._live[klass] += count
         add_to(self._live_of, (tenant, klass), count)
         if kind is not None:
@@ -199,7 +202,7 @@ class Census:
             _add(self._by_pool, (klass, kind[2]), since_ms, count, later=later)
             self.lines.add((tenant, klass, kind), since_ms, count, later=later, reason=reason)
         elif model is not None:
-            add_to(self.running, model, count)
+            add_to(self.running, (model, pool or ""), count)
         if started_ms:
             add_to(self._begun, (klass, from_ms or accepted_ms, started_ms), count)
 

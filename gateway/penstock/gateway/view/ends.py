@@ -110,9 +110,10 @@ class Ends:
             before = dict(self._view.offsets())
             if await self.reached(ends, min(STANDSTILL_S, give_up - now)):
                 return
-            if now >= next_look:
-                # Only where nothing moves there may be nothing to read.
-                await self._pass_empty({tp: end for tp, end in ends.items() if self._stands_at(tp, before)})
+            behind = {tp: end for tp, end in ends.items() if before.get(tp, 0) < end}
+            # While one moves, others may wait for it: where the past is read in the order of time, most do.
+            if now >= next_look and all(self._stands_at(tp, before) for tp in behind):
+                await self._pass_empty(behind)
                 next_look = now + LOOK_S
         raise BrokerUnavailable("the gateway is behind the topics; try again", retry_after_s=1)
 
@@ -143,7 +144,7 @@ class Ends:
     def told_of_requests(self, partitions: Iterable[TP]) -> list[TP]:
         """Those whose records say something of requests."""
         names = self._settings.names
-        quiet = {names.model, names.worker, names.idempotency}
+        quiet = {names.model, names.worker, names.idempotency, names.usage}
         return [tp for tp in partitions if tp[0] not in quiet]
 
     def _stands_at(self, tp: TP, before: Mapping[TP, int]) -> bool:

@@ -33,6 +33,8 @@ from penstock.gateway.view.snapshots import Snapshots
 from penstock.gateway.view.store import TP, Store
 from penstock.gateway.view.topic_watch import TopicWatch
 from penstock.gateway.view.topics_read import ListConversations, MissingTopics, always_read, where_to_begin
+from penstock.gateway.view.usage import FILE_DAYS, day_of
+from penstock.gateway.view.usage_topic import read_totals
 from penstock.gateway.view.view import View
 from penstock.schemas.errors import BrokerUnavailable, Forbidden, NotFound, Overloaded, PenstockError
 
@@ -137,10 +139,12 @@ class Follower:
             self._importing = SnapshotImport(self._snapshots, self._view, self._store)
         topics = await self._watch.discover()
         await self._watch.count_conversations()
+        usage_ends = await self._read_usage(topics)
         since_ms = now_ms() - 2 * self._horizon_ms
         begin = await self._threads.metadata.run(
             where_to_begin, self._settings, topics, self._store.offsets(), since_ms
         )
+        begin |= usage_ends
         ends = await self._ends_of(begin)
         told = self._ends.told_of_requests(begin)
         self._first = {tp: ends.pop(tp) for tp in begin.keys() - told}
@@ -181,6 +185,20 @@ class Follower:
                 ("catch-up", self._first_catch_up()),
             )
         ]
+
+    async def _read_usage(self, topics: Mapping[str, int]) -> dict[TP, int]:
+        """Totals are known before outcomes are added to them. From where to follow their topic."""
+        usage, codec, names = self._view.known.usage, self._view.codec, self._settings.names
+        usage.close_days(now_ms())
+        totals, ends = await self._threads.metadata.run(read_totals, self._settings, codec, topics.get(names.usage, 0))
+        for number, total in enumerate(totals, start=1):
+            usage.merge(total, now_ms())
+            if number % FOLDED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        results = [(names.result, number) for number in range(topics[names.result])]
+        result_ends = await self._threads.metadata.run(admin.end_offsets, self._settings, results)
+        usage.end_at({number: end for (_, number), end in result_ends.items()}, now_ms())
+        return ends
 
     async def _ends_of(self, begin: Mapping[TP, int]) -> dict[TP, int]:
         """The ends of these partitions. Those of requests are asked for last, see `Backfill`."""
@@ -267,7 +285,9 @@ class Follower:
         """Forget what nothing was heard of since. What lives has been silent no longer than this gateway runs."""
         while await asyncio.to_thread(self._store.prune, before_ms):
             pass
-        await asyncio.to_thread(self._store.prune_minutes, now_ms() // MINUTE_MS - KEPT_MINUTES)
+        before = now_ms() // MINUTE_MS - KEPT_MINUTES, day_of(now_ms(), FILE_DAYS)
+        await asyncio.to_thread(self._store.prune_counted, *before)
+        self._view.known.usage.close_days(now_ms())
         if self._began_ms >= before_ms:
             return
         while silent := await asyncio.to_thread(self._store.silent_live, before_ms):

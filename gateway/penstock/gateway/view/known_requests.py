@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from penstock.gateway.limits.tenants import Tenants
 from penstock.gateway.view.backfill import Backfill, BackfillCounts
@@ -20,13 +21,14 @@ from penstock.gateway.view.history import History
 from penstock.gateway.view.request_state import NEVER_MS, NOT_KNOWN, Key
 from penstock.gateway.view.store import FIRST_TURN, TP, Store
 from penstock.gateway.view.unwritten import Recent, Unwritten
+from penstock.gateway.view.usage import Usage
 
 MOST_TURNS = 100
 """Rows of the file that are looked at for one turn of a conversation."""
 
 
 class KnownRequests:
-    """Call `touch` for each change; `census` and `tenants` count what lives, `history` all."""
+    """Call `touch` for each change; `census` and `tenants` count what lives, `history` and `usage` all."""
 
     def __init__(self, store: Store, tenants: Tenants, recent_bytes: int, held_live: int) -> None:
         """Of those that live about `held_live` stay in memory, and all that `evict_to_disk` leaves there."""
@@ -44,9 +46,12 @@ class KnownRequests:
         self._recent = Recent(recent_bytes)
         self.unwritten = Unwritten(store)
         self.history = History(store.minutes())
+        self.usage = Usage(store.usage())
         self.catching_up = False
         """What is read now is old."""
         self.backfill: Backfill | None = None
+        self._to_count: BackfillCounts | None = None
+        """Of a backfill that has ended."""
         for tenant, counted, accepted_ms, count in store.live_counts():
             self.census.add(tenant, counted, accepted_ms, count)
             self.tenants.began(tenant, count)
@@ -193,6 +198,7 @@ class KnownRequests:
     def begin_backfill(self, backfill: Backfill) -> None:
         """What is known is of the past. It counts for nothing until `end_backfill`."""
         self.backfill, self.census = backfill, Census()
+        self.usage.begin_unordered()
         backfill.counts.add_live(self._store.live_counts())
         for tenant, count in backfill.counts.outstanding.items():
             self.tenants.began(tenant, -count)
@@ -209,6 +215,7 @@ class KnownRequests:
         self.backfill.counts.add_live(imported.live)
         self._aside += sum(count for *_, count in imported.live)
         self.history.add(imported.minutes)
+        self.usage.take_rows(imported.usage, imported.taken_ms)
         return [*self.unwritten.all_now()]
 
     def unite(self, past: Entry, since: Entry) -> Entry:
@@ -261,17 +268,33 @@ class KnownRequests:
             self.find((tenant, turn.request_id))
 
     def end_backfill(self) -> None:
-        """All of it was read: it counts as anything else."""
+        """All of it was read: it is as anything else, and counts so once `count_backfilled` has nothing left."""
         assert self.backfill is not None
-        backfill, self.backfill = self.backfill, None
-        backfill.counts.move_to(self.census, self.tenants)
+        counts, self.backfill = self.backfill.counts, None
+        self._to_count = counts
+        for tenant, count in counts.outstanding.items():
+            self.tenants.began(tenant, count)
         for entry in self._live.values():
             if entry.backfilled:
                 entry.backfilled = False
                 self.census.enlist(entry)
 
+    def count_backfilled(self, now_ms: int, most: int) -> bool:
+        """Count some of it; whether there is more."""
+        if self._to_count is not None and not self._to_count.move_to(self.census, most):
+            self._to_count = None
+        return self.usage.end_unordered(now_ms, most) or self._to_count is not None
+
+    def uncount(self, entry: Entry) -> None:
+        """It is counted again when it is touched."""
+        self._counts(entry).forget(entry)
+
     def _counts(self, entry: Entry) -> Census | BackfillCounts:
-        return self.backfill.counts if self.backfill is not None and entry.backfilled else self.census
+        if self.backfill is not None and entry.backfilled:
+            return self.backfill.counts
+        if self._to_count is not None:
+            self._to_count.move_same(entry, self.census)
+        return self.census
 
     def _outstanding(self, entry: Entry, more: int) -> None:
         if self.backfill is not None and entry.backfilled:
@@ -281,7 +304,11 @@ class KnownRequests:
 
     def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None) -> bool:
         """As `Unwritten.hand_over`."""
-        return self.unwritten.hand_over(offsets, written, self.history)
+        return self.unwritten.hand_over(offsets, written, self._counted)
+
+    def _counted(self) -> Mapping[str, Sequence[tuple[Any, ...]]]:
+        """Rows by table of what was counted since the last call."""
+        return {**self.history.drain(), **self.usage.drain()}
 
     def forget(self, silent: Sequence[Entry], before_ms: int) -> list[Entry]:
         """Forget live ones, of which the file says that nothing was heard since; those of which that is true.

@@ -147,6 +147,6 @@ class Outcomes:
         except PenstockError as error:
             found = error
         except Exception:  # who waits must hear something, and those who come later must not wait behind them
-            logger.exception("outcome.not_read request=%s", entry.request_id)
+            logger.exception("outcome.not_read request_id=%s", entry.request_id)
             found = InternalError("the outcome could not be read")
         self._view.streams.loaded(entry, found)

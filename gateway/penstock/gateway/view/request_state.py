@@ -292,12 +292,14 @@ class RequestState:
             other.on_request(request, origin)
             self.evict_to_disk(other)
             return
-        if self.origin is not None and origin is not None and not same_origin(origin, self.origin):
+        is_other = self.origin is not None and origin is not None and not same_origin(origin, self.origin)
+        if is_other:
             self.evict_to_disk(self)
             event = self.terminal or self.status
             if not self.lacks_outcome:
                 self.model = None if event is None else event.model
-        self.pool = request.pool
+        if is_other or self.moved_to is None:  # else it is in the pool that it was moved to
+            self.pool = request.pool
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
         self.redriven_from, self.labels = request.redriven_from, labels_of(request)

@@ -93,7 +93,8 @@ class Selection:
     ) -> None:
         self.read = 0
         """How many records of requests, statuses and results came."""
-        self._uncounted = {names.control, names.model, names.worker, names.conversation_facts, names.idempotency}
+        not_of_requests = {names.model, names.worker, names.conversation_facts, names.idempotency, names.usage}
+        self._uncounted = {names.control, *not_of_requests}
         self._without_headers = without_headers
         self._fates = {names.result: StreamPieces(codec, followed).fate, names.status: fate_of_status(codec)}
 

@@ -18,7 +18,7 @@ from penstock.gateway.view.rows import Row, restored
 from penstock.gateway.view.store import add_keys, live_counts, offsets_of
 from penstock.schemas.topics import TP
 
-_COPIED = ("requests", "minutes", "device_minutes", "offsets")
+_COPIED = ("requests", "minutes", "device_minutes", "usage", "offsets")
 """Facts of conversations are read from their own topic at each start."""
 
 
@@ -29,7 +29,7 @@ class Unusable(Exception):
 def take(view: Path, target: Path, cluster: str) -> None:
     """Copy the rows of a whole view, as they are at one moment, to a new file. Raises sqlite3.Error, Unusable."""
     log_copies.remove(target)
-    with closing(_connect(target)) as made:
+    with closing(view_file.connect_without_log(target)) as made:
         view_file.make_tables(made)
         made.execute("ATTACH ? AS view", (str(view),))
         made.execute("BEGIN")
@@ -50,7 +50,7 @@ def make_view(path: Path, cluster: str, begin: Mapping[TP, int], backfill: Backf
 
     `begin`: from where the log would be read without it. Raises sqlite3.Error, OSError, Unusable.
     """
-    with closing(_connect(path)) as made:
+    with closing(view_file.connect_without_log(path)) as made:
         identity = made.execute("SELECT value FROM meta WHERE name = 'snapshot_of'").fetchone()
         if identity != (view_file.identity_of(cluster),):
             raise Unusable("it is of another installation or version")
@@ -62,9 +62,9 @@ def make_view(path: Path, cluster: str, begin: Mapping[TP, int], backfill: Backf
         view_file.make_indices(made)
         ((last_number,),) = made.execute("SELECT coalesce(max(number), 0) FROM requests")
         ((taken_ms,),) = made.execute("SELECT value FROM meta WHERE name = 'taken_ms'")
+        usage = made.execute("SELECT * FROM usage").fetchall()
         known, live = KeyFilter(), list(live_counts(made))
         add_keys(made, known)
-    log_copies.connect(path).close()  # from now on it has a write-ahead log
     return Imported(
         path=path,
         taken_ms=int(taken_ms),
@@ -72,17 +72,9 @@ def make_view(path: Path, cluster: str, begin: Mapping[TP, int], backfill: Backf
         last_number=last_number,
         live=live,
         minutes=minutes,
+        usage=usage,
         known=known,
     )
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """If this ends halfway, the file is thrown away."""
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode=OFF")
-    connection.execute("PRAGMA synchronous=OFF")
-    connection.execute("PRAGMA secure_delete=ON")
-    return connection
 
 
 def _check(offsets: Mapping[TP, int], begin: Mapping[TP, int], backfill: Backfill) -> None:

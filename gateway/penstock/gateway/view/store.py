@@ -9,12 +9,13 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.common import log_copies
 from penstock.gateway.view import view_file
-from penstock.gateway.view.change_over import COLUMNS, ChangeOver, Imported, LiveCount
+from penstock.gateway.view.change_over import COLUMNS, IF_KNOWN, ChangeOver, Imported, LiveCount
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.filters import ALL, RequestFilter
 from penstock.gateway.view.key_filter import KeyFilter
@@ -32,10 +33,7 @@ RETRY_S = 1.0
 _AT_ONCE = (256, 64, 16, 4, 1)
 """Rows of one statement: few sizes, so that each is compiled once."""
 
-_CHANGES = ", ".join(f"{name} = excluded.{name}" for name in Row._fields[2:])
 _REQUESTS = f"requests ({COLUMNS})"
-_IF_KNOWN = f" ON CONFLICT (tenant, request_id) DO UPDATE SET {_CHANGES}"
-"""A row keeps its number then, and its key is not written again: keys are in no order, each is on a page of its own."""
 _PRUNED_AT_ONCE = 1_000
 _OLDEST = " UNION ALL ".join(f"SELECT min(updated_ms) FROM requests WHERE done = {done}" for done in (0, 1))
 
@@ -76,8 +74,8 @@ class Batch:
     written: threading.Event
     facts: Mapping[str, bytes | None] = field(default_factory=dict[str, bytes | None])
     """Records of conversations' facts, by the conversation's key; None for those that were taken away."""
-    history: Mapping[str, Sequence[tuple[Any, ...]]] = field(default_factory=dict[str, Sequence[tuple[Any, ...]]])
-    """Rows of the history, by table."""
+    counted: Mapping[str, Sequence[tuple[Any, ...]]] = field(default_factory=dict[str, Sequence[tuple[Any, ...]]])
+    """Rows of the history and of usage, by table."""
 
 
 class Store:
@@ -137,9 +135,10 @@ class Store:
         try:
             while (batch := self._queue.get()) is not None:
                 if isinstance(batch, ChangeOver):
-                    if batch.run(connection, self.path, log_copies.connect):
-                        connection.close()
+                    if batch.run(connection, self.path, partial(self._write_next, connection)):
                         connection = self._connect()
+                    if self._closing.is_set() and self.failure is not None:
+                        return
                 elif not self._write_at_last(connection, batch):
                     return  # a later batch's offsets would cover the rows that are missing
         except Exception as error:
@@ -147,6 +146,18 @@ class Store:
             self.failure = error
         finally:
             connection.close()
+
+    def _write_next(self, connection: sqlite3.Connection) -> Batch | None:
+        """While files change: write a batch if one waits. Raises InterruptedError when the store closes."""
+        try:
+            batch = self._queue.get_nowait()
+        except queue.Empty:
+            return None
+        if not isinstance(batch, Batch):
+            self._queue.put_nowait(batch)
+        elif self._write_at_last(connection, batch):
+            return batch
+        raise InterruptedError("the gateway stops")
 
     def _write_at_last(self, connection: sqlite3.Connection, batch: Batch) -> bool:
         """Try until it is written: a full disk is emptied, a lock is given back. False when closing ended that."""
@@ -168,12 +179,12 @@ class Store:
     def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         rows = batch.rows
         connection.execute("BEGIN IMMEDIATE")
-        _put(connection, _REQUESTS, [row_of(row) for row in rows], _IF_KNOWN)
+        _put(connection, _REQUESTS, [row_of(row) for row in rows], IF_KNOWN)
         _put(connection, "conversations", [(key, one) for key, one in batch.facts.items() if one is not None])
         gone = [(key,) for key, one in batch.facts.items() if one is None]
         connection.executemany("DELETE FROM conversations WHERE key = ?", gone)
-        for table, minutes in batch.history.items():
-            _put(connection, table, minutes)
+        for table, counted in batch.counted.items():
+            _put(connection, table, counted)
         _put(connection, "offsets", [(*tp, offset) for tp, offset in batch.offsets.items()])
         connection.execute("COMMIT")
         for row in rows:  # here rather than on the event loop: until `written` nobody needs to ask the file
@@ -187,7 +198,7 @@ class Store:
             self._to_wipe = not log_copies.wiped(connection)
 
     def begin_change_over(self, imported: Imported) -> ChangeOver:
-        """The writer copies what the file has to the new one, after the batches that were handed to it before."""
+        """The writer copies what the file has to the new one, between the batches that it writes."""
         over = ChangeOver(imported=imported)
         self._queue.put_nowait(over)
         return over
@@ -225,9 +236,10 @@ class Store:
             self._pruned = True
         return deleted == _PRUNED_AT_ONCE and not self._closing.is_set()
 
-    def prune_minutes(self, before: int) -> None:
-        """Delete the history before this minute. For a thread."""
+    def prune_counted(self, before: int, before_day: str) -> None:
+        """Delete the history before this minute, and usage before this day. For a thread."""
         with closing(self._connect()) as connection:
+            connection.execute("DELETE FROM usage WHERE day < ?", (before_day,))
             for table in ("minutes", "device_minutes"):
                 connection.execute(f"DELETE FROM {table} WHERE minute < ?", (before,))
 
@@ -264,6 +276,10 @@ class Store:
     def minutes(self) -> list[tuple[int, str]]:
         """The history, as `Minute.to_text` has it, by minute since the epoch."""
         return self._reader.execute("SELECT * FROM minutes").fetchall()
+
+    def usage(self) -> list[tuple[Any, ...]]:
+        """Rows as `Usage.drain` has them."""
+        return self._reader.execute("SELECT * FROM usage").fetchall()
 
     def devices(self, first: int) -> list[tuple[str, str]]:
         """Worker and name of all devices that were reported from a minute on, in order. For a thread."""

@@ -48,7 +48,7 @@ def discover(settings: KafkaSettings) -> dict[str, int]:
     require_topics(names, counts)
     read = [*always_read(names), *(topic for topic in counts if names.is_request_topic(topic))]
     # An older installation may lack these.
-    read += [topic for topic in (names.conversation_facts, names.idempotency) if topic in counts]
+    read += [topic for topic in (names.conversation_facts, names.idempotency, names.usage) if topic in counts]
     return {topic: counts[topic] for topic in read}
 
 
@@ -66,13 +66,13 @@ def where_to_begin(
     end = admin.end_offsets(settings, partitions)
     # Models, workers and claims are kept in memory alone: what counts of them is read each time.
     names = settings.names
-    in_memory = {names.model, names.worker, names.idempotency}
+    in_memory = {names.model, names.worker, names.idempotency, names.usage}
     known = {
         tp: stored[tp]
         for tp in partitions
         if tp in stored and first[tp] <= stored[tp] <= end[tp] and tp[0] not in in_memory
     }
-    from_the_start = {names.model, names.worker, names.conversation_facts}
+    from_the_start = {names.model, names.worker, names.conversation_facts, names.usage}
     begin = {tp: first[tp] for tp in partitions if tp[0] in from_the_start}
     claims = [tp for tp in partitions if tp[0] == names.idempotency]
     fresh = [tp for tp in partitions if tp not in known and tp not in begin and tp not in claims]

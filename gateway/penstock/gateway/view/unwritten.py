@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import ChainMap, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from penstock.gateway.view.entries import Entry
-from penstock.gateway.view.history import History
 from penstock.gateway.view.request_state import ENTRY_BYTES, Key
 from penstock.gateway.view.rows import snapshot
 from penstock.gateway.view.store import TP, Batch, Store
@@ -70,10 +70,15 @@ class Unwritten:
         self._settle()
         return ChainMap(self._changed, *(entries for _, entries, _ in reversed(self._writing)))
 
-    def hand_over(self, offsets: Mapping[TP, int], written: threading.Event | None, history: History) -> bool:
+    def hand_over(
+        self,
+        offsets: Mapping[TP, int],
+        written: threading.Event | None,
+        counted: Callable[[], Mapping[str, Sequence[tuple[Any, ...]]]],
+    ) -> bool:
         """Give the writer what changed, with the offsets that it reflects; False when the writer is behind.
 
-        `written` is set when it stands in the file.
+        `written` is set when it stands in the file. `counted` gives rows of other tables.
         """
         self._settle()
         if not self._changed and not self._facts and not offsets and written is None:
@@ -82,7 +87,7 @@ class Unwritten:
             return False
         done = written or threading.Event()
         rows = [snapshot(entry) for entry in self._changed.values()]
-        self._store.submit(Batch(rows, offsets, done, self._facts, history.drain()))
+        self._store.submit(Batch(rows, offsets, done, self._facts, counted()))
         self._writing.append((done, self._changed, self._facts))
         self._changed, self._bytes, self._facts = {}, 0, {}
         return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from penstock.common.arrivals import Arrivals
@@ -47,8 +47,9 @@ from penstock.schemas.records import (
     Place,
     ResultEvent,
     StatusEvent,
+    UsageTotal,
 )
-from penstock.schemas.topics import TopicNames, is_of_gateway, priority_class
+from penstock.schemas.topics import TopicNames, is_of_gateway, pool_of_topic, priority_class
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,8 @@ ROW_AGE_MS = 3_600_000
 """So old the row of a stream may be while pieces of it come. What was silent for long is forgotten by its row."""
 MOST_EARLY = 10_000
 """Commands that were read before their request and are remembered."""
+COUNTED_AT_ONCE = 200
+"""Counts of the past that are added in one go: that takes about 1 ms."""
 HELD_LIVE = 20_000
 """Requests that have not ended and stay in memory though nobody follows them."""
 
@@ -112,13 +115,16 @@ class View:
             names.worker: self._worker,
             names.conversation_facts: self._facts,
             names.idempotency: self._claim,
+            names.usage: self._usage,
         }
-        self._of_others = {names.model, names.worker, names.idempotency, names.conversation_facts}
+        self._of_others = {names.model, names.worker, names.idempotency, names.conversation_facts, names.usage}
         self.claims = Claims()
         self._now_ms = now_ms()
         self.known = KnownRequests(store, self.tenants, recent_bytes, held_live)
         self.changes = Changes()
         self.backfill: Backfill | None = None
+        self.uncounted: Backfill | None = None
+        """The same until its requests count too."""
         self._nobody = Hub()
         """In place of the hub while the past is folded: nobody follows that."""
         self._positions = Positions()
@@ -288,12 +294,12 @@ class View:
 
     def begin_backfill(self, backfill: Backfill) -> None:
         """From now on `apply` leaves out records about requests of the past, until `end_backfill`."""
-        self.backfill = backfill
+        self.backfill = self.uncounted = backfill
         self.known.begin_backfill(backfill)
 
     def change_over(self, over: ChangeOver) -> None:
         """The store reads the file that was made from a snapshot. Until this has ended, nothing is written to it."""
-        since = {row[:2]: restored(row) for row in over.doubles}
+        since = {key: restored(row) for key, row in over.doubles.items()}
         for key in self.known.begin_from(over):
             since[key] = self.known.unwritten.all_now()[key]
         for key, entry in since.items():
@@ -314,11 +320,19 @@ class View:
                 self.streams.follow(counts)
                 self.streams.subscribe_after_load(counts, client, None, lambda whole, _: [whole.outcome_frame()])
 
-    def end_backfill(self) -> None:
-        """All of it was folded, up to where the follower is: followers of a conversation get its running turns."""
-        lines = set(self._hub.conversations())
-        for line in lines:
-            self.known.recall_turns(*line)
+    def end_backfill(self) -> Iterator[None]:
+        """All of it was folded, up to where the follower is: followers of a conversation get its running turns.
+
+        In passes, between which others have their turn on the loop. Before it goes on, all that the follower has left
+        out meanwhile is to be folded.
+        """
+        lines = set[tuple[str, str]]()
+        yield
+        while new := {*self._hub.conversations()} - lines:
+            for line in new:
+                self.known.recall_turns(*line)
+                yield
+            lines |= new
         running = [
             one for one in self.known.held_live() if one.backfilled and (one.tenant, one.conversation_id) in lines
         ]
@@ -328,6 +342,9 @@ class View:
         self._positions.all_moved()
         for entry in running:
             self._tell_conversation(entry, None)
+        while self.known.count_backfilled(now_ms(), COUNTED_AT_ONCE):
+            yield
+        self.uncounted = None
 
     def _request(self, message: RawMessage) -> None:
         request = read_request(message, self.codec, self._decode_request)
@@ -338,6 +355,7 @@ class View:
         if is_moved(message):  # its first record says what was asked for
             entry = self.known.find_recent(key)
             if entry is not None and not entry.done:
+                entry.pool = pool_of_topic(message.topic)  # its workers run it
                 entry.moved_to = Place(topic=message.topic, partition=message.partition, offset=message.offset)
                 self._touch(entry)
             return
@@ -358,7 +376,7 @@ class View:
         if self._early_priorities and (early := self._early_priorities.pop(entry.key, None)) is not None:
             entry.changed_priority = early
         if before is not None and before != request.conversation_id and entry.counts(origin):
-            self.census.forget(entry)  # it is counted again below, under its own conversation
+            self.known.uncount(entry)  # it is counted again below, under its own conversation
         entry.on_request(request, origin)
         self.claims.settle(entry.key)
         self._pools.note(entry)
@@ -437,6 +455,7 @@ class View:
             self.outcomes[status] = self.outcomes.get(status, 0) + 1
         if done:
             self.endings.count(self.census.read_ms)
+            self.known.usage.count(event, message.partition, message.offset, message.timestamp_ms, self._now_ms)
             used = 0 if event.usage is None else event.usage.prompt_tokens + event.usage.completion_tokens
             self.tenants.on_outcome(entry.tenant, event.status or "unknown", self.census.read_ms)
             if self._is_within(MINUTE_S):
@@ -469,7 +488,7 @@ class View:
         """Its first result names the record that is the request. Whether another one has counted until now."""
         before = entry.conversation_id
         if entry.others:
-            self.census.forget(entry)  # it is counted again with its news
+            self.known.uncount(entry)  # it is counted again with its news
         if is_other := entry.follow(origin):
             self._pools.note(entry)
             self._tell_conversation(entry, before)
@@ -523,6 +542,10 @@ class View:
     def _facts(self, message: RawMessage) -> None:
         if message.key is not None:
             self.known.unwritten.add_facts(message.key.decode(errors="replace"), message.value)
+
+    def _usage(self, message: RawMessage) -> None:
+        if message.value is not None:
+            self.known.usage.merge(self.codec.decode(message.value, UsageTotal), self._now_ms)
 
     def _tell_items(self, entry: Entry) -> None:
         """Something may have been appended to its conversation: its input when it began, its answer before its end."""

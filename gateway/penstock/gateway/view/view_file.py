@@ -10,7 +10,7 @@ from penstock.common import log_copies
 from penstock.common.log_copies import CopyFormat
 from penstock.schemas.codec import RELEASED
 
-VERSION = 10
+VERSION = 11
 # Lists are read in the order of acceptance. What few requests share has an index of that order; rows of one millisecond
 # are put into the order of their ids when they are read. What many share, as a task, stands in the indices of time and
 # status, with `erased` for SQLite to answer from them alone: rows are read only of what is listed. What is erased is in
@@ -28,6 +28,9 @@ CREATE TABLE IF NOT EXISTS device_minutes (
   minute INTEGER NOT NULL, worker TEXT NOT NULL, device TEXT NOT NULL,
   limit_bytes INTEGER NOT NULL, reserved_bytes INTEGER NOT NULL, foreign_bytes INTEGER,
   PRIMARY KEY (minute, worker, device)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS usage (
+  day TEXT NOT NULL, tenant TEXT NOT NULL, model TEXT NOT NULL, key_id TEXT NOT NULL, shares TEXT NOT NULL,
+  PRIMARY KEY (day, tenant, model, key_id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS offsets (
   topic TEXT NOT NULL, partition INTEGER NOT NULL, offset INTEGER NOT NULL, PRIMARY KEY (topic, partition));
 """
@@ -51,7 +54,7 @@ CREATE INDEX IF NOT EXISTS live_turns ON requests (tenant, conversation_id, acce
   WHERE done = 0 AND conversation_id IS NOT NULL;
 CREATE INDEX IF NOT EXISTS overdue ON requests (must_end_ms) WHERE done = 0;
 """
-CONTENTS = ("requests", "conversations", "minutes", "device_minutes", "offsets")
+CONTENTS = ("requests", "conversations", "minutes", "device_minutes", "usage", "offsets")
 _TABLES = (*CONTENTS, "texts", "outcomes")
 """Those of earlier versions too."""
 _FORMAT = CopyFormat(what="the view", schema=_TABLES_SQL + _INDICES_SQL, tables=_TABLES)
@@ -91,6 +94,15 @@ def _take_over(path: Path, cluster: str) -> None:
         log_copies.remove(path)
         imported.replace(path)
     log_copies.remove(imported)
+
+
+def connect_without_log(path: Path) -> sqlite3.Connection:
+    """For a file that is being made. If this ends halfway, the file is thrown away."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode=OFF")
+    connection.execute("PRAGMA synchronous=OFF")
+    connection.execute("PRAGMA secure_delete=ON")
+    return connection
 
 
 def make_tables(connection: sqlite3.Connection) -> None:

@@ -11,9 +11,9 @@ from penstock.common.background import BackgroundTasks
 from penstock.common.deliveries import read_deliveries
 from penstock.common.group_consumer import GroupConsumer, Listener
 from penstock.common.log_records import LogRecords
+from penstock.common.telemetry import register, tracing
 from penstock.common.transport import Transport
 from penstock.gateway.callbacks import Callbacks
-from penstock.gateway.health_server import HealthServer
 from penstock.gateway.producing import ServiceTransport
 from penstock.gateway.side_process import EXIT_USAGE, Over, run
 from penstock.gateway.webhooks.deliveries import Key
@@ -44,7 +44,8 @@ async def run_webhooks(settings: WebhooksSettings) -> int:
     async def make(over: Over, codecs: Codecs) -> WebhookProcess:
         return WebhookProcess(settings, over, codecs)
 
-    return await run("webhooks", settings.webhooks, settings.schema_registry, settings.kafka_settings(), make)
+    with tracing(settings.telemetry, "webhooks"):
+        return await run("webhooks", settings.webhooks, settings.schema_registry, settings.kafka_settings(), make)
 
 
 class WebhookProcess:
@@ -55,6 +56,8 @@ class WebhookProcess:
         self._kafka = kafka = settings.kafka_settings()
         section = settings.webhooks
         callbacks, metrics = Callbacks(section), WebhookMetrics()
+        self.registry = metrics.registry
+        register(self.registry)
         self._transport = Transport(kafka, delivery_timeout_s=DELIVERY_S)
         self._records = LogRecords(kafka)
         self._sender = Sender(callbacks, section.timeout_s)
@@ -70,28 +73,20 @@ class WebhookProcess:
             consumer=lambda listener: self._consumer(kafka.names.result, section.group_id, listener, GROUP),
             load=lambda partitions: read_deliveries(kafka, codecs.blocking, partitions, LOAD_S),
         )
-        self._consumers: list[GroupConsumer] = []
         self._dispatcher = Dispatcher(tools, section)
         group = None if section.group_id is None else section.group_id + STATUSES
         self._statuses = StatusCalls(
             tools, section, lambda listener: self._consumer(kafka.names.status, group, listener, GROUP + STATUSES)
         )
         self._erasures = Erasures(kafka, codecs.blocking, self._erased)
-        self._health = HealthServer(
-            section.health_host,
-            section.health_port,
-            waits_for=lambda: self.waits_for,
-            metrics=metrics.render,
-        )
         self._background = BackgroundTasks()
 
     def _consumer(self, topic: str, group: str | None, listener: Listener, base: str) -> GroupConsumer:
-        self._consumers.append(GroupConsumer(self._kafka, [topic], group, listener, base=base))
-        return self._consumers[-1]
+        return GroupConsumer(self._kafka, [topic], group, listener, base=base)
 
     @property
     def waits_for(self) -> str | None:
-        parts = (self._erasures, self._dispatcher, self._statuses, *self._consumers)
+        parts = (self._erasures, self._dispatcher.work, self._statuses.work)
         return next((part.waits_for for part in parts if part.waits_for is not None), None)
 
     @property
@@ -99,8 +94,6 @@ class WebhookProcess:
         return self._dispatcher.oldest_ms()
 
     def start(self) -> None:
-        """Raises OSError when the port of its health is taken."""
-        self._health.start()
         self._background.start(self._run(), "webhooks")
 
     async def stop(self) -> None:
@@ -112,29 +105,26 @@ class WebhookProcess:
         # 2. What is on its way to the delivery topic is acknowledged.
         await asyncio.to_thread(self._transport.close, FLUSH_S)
         # 3. Only then others get the partitions.
-        await asyncio.gather(self._dispatcher.leave(), self._statuses.leave())
+        await asyncio.gather(self._dispatcher.work.leave(), self._statuses.work.leave())
         await self._records.stop()
         await asyncio.to_thread(self._erasures.stop)
-        await self._health.stop()
         logger.info("webhooks.stopped")
 
     async def _run(self) -> None:
         """Begin when the topics are there, and say when it is over."""
         while (reason := await self._cannot_begin()) is not None:
-            if reason != self._dispatcher.waits_for:
+            if reason != self._dispatcher.work.waits_for:
                 logger.error("webhooks.waiting reason=%s", reason)
-                self._dispatcher.waits_for = reason
+                self._dispatcher.work.reason = reason
             await asyncio.sleep(AGAIN_S)
-        self._dispatcher.start()
-        self._statuses.start()
+        for work in (self._dispatcher.work, self._statuses.work):
+            work.over.add_done_callback(lambda over: self._over.fail(over.result()))
+            work.start()
         logger.info("webhooks.started")
-        over = {self._dispatcher.over, self._statuses.over}
-        while not any(one.done() for one in over):
-            if self._erasures.failure is not None:  # calls would be made for what is erased from now on
-                self._over.fail(f"erasures are not followed: {self._erasures.failure!r}")
-                return
-            await asyncio.wait(over, timeout=AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
-        self._over.fail(next(one.result() for one in over if one.done()))
+        while self._erasures.failure is None:
+            await asyncio.sleep(AGAIN_S)
+        # Calls would be made for what is erased from now on.
+        self._over.fail(f"erasures are not followed: {self._erasures.failure!r}")
 
     async def _cannot_begin(self) -> str | None:
         names = self._kafka.names

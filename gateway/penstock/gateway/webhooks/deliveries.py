@@ -101,7 +101,6 @@ class Deliveries:
         return key in self._held or (ended is not None and since_ms < ended[1] + HORIZON_MS)
 
     def find(self, key: Key) -> WebhookDelivery | None:
-        """The one that is held."""
         return self._held.get(key)
 
     def flies(self, key: Key) -> bool:

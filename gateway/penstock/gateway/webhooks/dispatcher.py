@@ -10,37 +10,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
 from penstock.common.background import BackgroundTasks
 from penstock.common.clock import now_ms
 from penstock.common.deliveries import delivery_key
-from penstock.common.group_consumer import Listener, Read
+from penstock.common.group_consumer import GroupConsumer, Listener, Read
 from penstock.common.log_records import LogRecords
 from penstock.common.reader import Headers, RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.common.starting import Starting
-from penstock.common.tasks import set_within
 from penstock.common.transport import AsyncTransport
 from penstock.gateway.callbacks import Callbacks, WebhooksSection
+from penstock.gateway.group_work import GroupWork
+from penstock.gateway.traces import begin_call
 from penstock.gateway.webhooks.bodies import signed_headers, type_of, webhook_body, webhook_id
 from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
 from penstock.gateway.webhooks.metrics import WebhookMetrics
 from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, WAITING, Answer, RetryRules, decide
-from penstock.gateway.webhooks.registry import when_there
+from penstock.gateway.webhooks.registry import decoded, when_there
 from penstock.gateway.webhooks.results import ResultLog
-from penstock.gateway.webhooks.sender import Sender
+from penstock.gateway.webhooks.sender import Header, Sender
 from penstock.schemas.codec import Codec
-from penstock.schemas.errors import (
-    DecodeError,
-    PenstockError,
-    WebhookUndeliverable,
-    to_error_record,
+from penstock.schemas.errors import DecodeError, PenstockError, WebhookUndeliverable, to_error_record
+from penstock.schemas.records import (
+    DeadLetter,
+    DeliveryAttempt,
+    Origin,
+    Place,
+    ResultEvent,
+    StatusEvent,
+    WebhookDelivery,
 )
-from penstock.schemas.records import DeadLetter, DeliveryAttempt, Origin, Place, ResultEvent, WebhookDelivery
 from penstock.schemas.topics import CONTROL_DAYS, HEADER_CALLBACK, TP
 
 logger = logging.getLogger(__name__)
@@ -55,29 +59,6 @@ AGAIN_S = 1.0
 STOP_S = 5.0
 MANY, FEW = 2_000, 1_000
 """Webhooks that are not kept yet, and records that were read: reading stops at MANY, and continues at FEW."""
-BATCH = 100
-"""Records of a batch at most."""
-
-
-class Consumer(Protocol):
-    """What is asked of `GroupConsumer`."""
-
-    def start(self) -> None: ...
-    def commit(self, offsets: Mapping[TP, int]) -> None: ...
-    def hold(self, topics: Iterable[str]) -> None: ...
-    async def stop(self) -> None: ...
-
-
-class Backpressure:
-    """Stops the reading of a topic at MANY, and continues at FEW."""
-
-    def __init__(self, consumer: Consumer, topic: str) -> None:
-        self._consumer, self._topic, self._held = consumer, topic, False
-
-    def look(self, waiting: int) -> None:
-        if self._held != (waiting > (FEW if self._held else MANY)):
-            self._held = not self._held
-            self._consumer.hold([self._topic] if self._held else [])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +75,7 @@ class Tools:
     sender: Sender
     callbacks: Callbacks
     metrics: WebhookMetrics
-    consumer: Callable[[Listener], Consumer]
+    consumer: Callable[[Listener], GroupConsumer]
     """A member of the group that reads the result topic."""
     load: Callable[[Sequence[int]], list[WebhookDelivery]]
     """As `read_deliveries`, for partitions. For threads."""
@@ -104,7 +85,7 @@ class Tools:
 
 
 class Dispatcher:
-    """`start`; then `cancel`, flush the transport, and `leave`. All on one event loop."""
+    """`work.start`; then `cancel`, flush the transport, and `work.leave`. All on one event loop."""
 
     def __init__(self, tools: Tools, section: WebhooksSection, room: Room | None = None) -> None:
         self._tools, self._now_ms = tools, tools.now_ms
@@ -121,49 +102,23 @@ class Dispatcher:
         self._read_here: set[TP] = set()
         """Those of which all was taken that was read since they came. Of one that was given away, the rest is left to
         its next owner, and is read again here if it comes back."""
-        self._arriving: asyncio.Queue[Coroutine[Any, Any, None]] = asyncio.Queue()
         self._calls: dict[asyncio.Task[None], TP] = {}
-        self._background, self._calling = BackgroundTasks(), BackgroundTasks()
-        self._woken = asyncio.Event()
+        self._calling = BackgroundTasks()
         self._look_at = 0.0
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why no webhook is sent any more."""
-        self.waits_for: str | None = Starting("the broker was not asked yet")
-        listener = Listener(
-            on_batch=lambda batch: self._arriving.put_nowait(self._take(batch)),
-            on_assigned=self._assigned,
-            on_revoked=self._revoked,
-            on_failure=self._fail,
-            wants=has_callback,
-            on_passed=lambda offsets: self._arriving.put_nowait(self._passed(offsets)),
-        )
-        self._consumer = tools.consumer(listener)
-        self._backpressure = Backpressure(self._consumer, tools.kafka.names.result)
+        self.offsets = self._log.offsets
+        self.work = GroupWork(tools.consumer, self, has_callback)
         tools.metrics.watch(
             waiting=lambda: len(self._deliveries),
             in_flight=lambda: self._deliveries.in_flight,
             oldest_s=self._oldest_s,
         )
 
-    def start(self) -> None:
-        self._background.start(self._arrive(), "arriving webhooks")
-        self._background.start(self._tend(), "webhooks")
-        self._consumer.start()
-        self.waits_for = None
-
     async def cancel(self) -> None:
         """Begin nothing more. Calls that do not end are cancelled; the next owner of the partitions repeats them."""
-        await self._background.cancel()
+        await self.work.cancel()
         if self._calls:
             await asyncio.wait(self._calls, timeout=STOP_S)
         await self._calling.cancel()
-        while not self._arriving.empty():
-            self._arriving.get_nowait().close()
-
-    async def leave(self) -> None:
-        """Commit what is settled and leave the group."""
-        self._consumer.commit(self._log.commits())
-        await self._consumer.stop()
 
     def erased(self, key: Key, at_ms: int) -> None:
         """Its request was erased: nobody hears of it any more."""
@@ -178,53 +133,46 @@ class Dispatcher:
 
     # -- what comes, in its order
 
-    def _assigned(self, partitions: list[TP]) -> None:
+    def assigned(self, partitions: list[TP]) -> None:
         self._owned.update(partitions)
         self._deliveries.stay(partitions)
-        self._arriving.put_nowait(self._load(partitions, new=True))
+        self.work.arrives(partial(self._load, partitions, new=True))
 
-    async def _revoked(self, partitions: list[TP]) -> None:
+    async def revoked(self, partitions: list[TP]) -> None:
         """Nobody else gets them before their calls have ended, each within its time."""
         self._owned.difference_update(partitions)
         self._read_here.difference_update(partitions)
         self._deliveries.leave(partitions)
         calls = [task for task, tp in self._calls.items() if tp in partitions]
         await asyncio.gather(*calls, return_exceptions=True)
-        self._consumer.commit(self._log.commits())
+        self.work.commit()
         gone = [tp for tp in partitions if tp not in self._owned]  # a call took so long that some came back
         for tp in gone:
             self._log.revoke(tp)
         self._deliveries.revoke(gone)
         if back := [tp for tp in partitions if tp in self._owned]:
-            self._arriving.put_nowait(self._load(back, new=False))
-
-    async def _arrive(self) -> None:
-        while True:
-            await (await self._arriving.get())
+            self.work.arrives(partial(self._load, back, new=False))
 
     async def _load(self, partitions: Sequence[TP], *, new: bool) -> None:
-        """Read what is known of the webhooks of these partitions."""
         while wanted := [tp for tp in partitions if tp in self._owned]:
             try:
                 found = await asyncio.to_thread(self._tools.load, [number for _, number in wanted])
             except PenstockError as error:
-                self.waits_for = f"the deliveries are not read: {error}"
+                self.work.reason = f"the deliveries are not read: {error}"
                 logger.warning("webhooks.not_loaded error=%s", error)
                 await asyncio.sleep(AGAIN_S)
                 continue
-            self.waits_for = None
+            self.work.reason = None
             still = {tp for tp in wanted if tp in self._owned}
             if new:
                 self._read_here |= still
-                for tp in still:
-                    self._log.assign(tp)
+                self.offsets.assign(still)
             for delivery in sorted(found, key=lambda one: one.next_at or 0):  # whose turn is first gets the room
                 if partition_of(delivery) in still and not self._deliveries.knows(
                     key_of(delivery), delivery.created_at
                 ):
                     self._know(delivery)
             logger.info("webhooks.loaded partitions=%d found=%d held=%d", len(still), len(found), len(self._deliveries))
-            self._woken.set()
             return
 
     def _know(self, delivery: WebhookDelivery) -> None:
@@ -235,11 +183,11 @@ class Dispatcher:
         else:
             self._deliveries.add(delivery)
 
-    async def _take(self, batch: Sequence[Read]) -> None:
+    async def take(self, batch: Sequence[Read]) -> None:
         for read in batch:
             if read.tp not in self._read_here:
                 continue  # another process has it now
-            event = await self._decoded(read)
+            event = await decoded(self._tools.prompt, read.value or b"", ResultEvent, self.work)
             if event is None or read.tp not in self._read_here:  # it may have been given away meanwhile
                 continue
             key = (event.tenant, event.request_id)
@@ -247,26 +195,10 @@ class Dispatcher:
                 continue
             if self._log.on_event(read.tp, read.offset, read.timestamp_ms, event):
                 self._outcome(read, event, key)
-        self._woken.set()
 
-    async def _decoded(self, read: Read) -> ResultEvent | None:
-        """None for what is no event of ours: other readers pass over it too."""
-
-        async def decode() -> ResultEvent:
-            return self._tools.prompt.decode(read.value or b"", ResultEvent)
-
-        try:
-            return await when_there(decode, self._waits)
-        except DecodeError:
-            return None
-
-    def _waits(self, reason: str | None) -> None:
-        self.waits_for = reason
-
-    async def _passed(self, offsets: Mapping[TP, int]) -> None:
-        for tp, offset in offsets.items():
-            if tp in self._read_here:  # what was left to others must not be committed here
-                self._log.passed(tp, offset, self._now_ms())
+    def passed(self, tp: TP, position: int) -> None:
+        if tp in self._read_here:  # what was left to others must not be committed here
+            self._log.passed(tp, position, self._now_ms())
 
     def _outcome(self, read: Read, event: ResultEvent, key: Key) -> None:
         kind, at = type_of(event), self._now_ms()
@@ -294,19 +226,17 @@ class Dispatcher:
 
     # -- what goes out
 
-    async def _tend(self) -> None:
-        while True:
-            self._woken.clear()
-            self._begin()
-            if due := self._log.commits():
-                self._consumer.commit(due)
-            self._backpressure.look(len(self._unsettled) + BATCH * self._arriving.qsize())
-            now = asyncio.get_running_loop().time()
-            if now > self._look_at:
-                self._look_at = now + LOOK_S
-                if partitions := self._deliveries.to_load():
-                    self._arriving.put_nowait(self._load(sorted(partitions), new=False))
-            await set_within(self._woken, IDLE_S)
+    def tend(self) -> float:
+        self._begin()
+        now = asyncio.get_running_loop().time()
+        if now > self._look_at:
+            self._look_at = now + LOOK_S
+            if partitions := self._deliveries.to_load():
+                self.work.arrives(partial(self._load, sorted(partitions), new=False))
+        return IDLE_S
+
+    def full(self, arriving: int, held: set[str]) -> set[str]:
+        return many(self._tools.kafka.names.result, len(self._unsettled) + arriving, held)
 
     def _begin(self) -> None:
         for delivery in self._deliveries.begin(self._now_ms()):
@@ -319,10 +249,9 @@ class Dispatcher:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._calls[task]
-        self._woken.set()
+        self.work.woken.set()
 
     async def _call(self, delivery: WebhookDelivery) -> None:
-        """One attempt, and what follows from it."""
         began, key = self._now_ms(), key_of(delivery)
         place = delivery.place
         outcome = await self._tools.records.read((place.topic, place.partition), place.offset)
@@ -344,7 +273,7 @@ class Dispatcher:
             delivery, attempts=[*delivery.attempts, attempt], state=state, next_at=next_ms, updated_at=ended
         )
         logger.info(
-            "webhooks.attempt request=%s attempt=%d status=%s error=%s state=%s",
+            "webhooks.attempt request_id=%s attempt=%d status=%s error=%s state=%s",
             delivery.request_id, number, answer.status_code, answer.error, state,
         )  # fmt: skip
         if state == FAILED:
@@ -369,28 +298,23 @@ class Dispatcher:
             return unsendable(delivery, error)
 
     async def _sent(self, delivery: WebhookDelivery, outcome: RawMessage | None) -> Answer | None:
-        tools = self._tools
-        secrets = tools.callbacks.secrets(delivery.tenant)
-        if not secrets:
-            return Answer(error=f"nothing signs webhooks of {delivery.tenant}: set webhooks.secret", final=True)
+        if not self._tools.callbacks.secrets(delivery.tenant):
+            return unsigned(delivery)
         event = None if outcome is None else await self._event_of(outcome, delivery)
         if outcome is None or event is None:
             return Answer(error="the outcome is not on the result topic any more", final=True)
-        origin = event.origin
-        request = await tools.records.read((origin.topic, origin.partition), origin.offset)
-        body = await when_there(
-            lambda: asyncio.to_thread(webhook_body, delivery.place, event, request, tools.codec), self._waits
-        )
-        headers = signed_headers(delivery.webhook_id, body, secrets, self._now_ms())
+        signed = await signed_call(self._tools, delivery, event, self.work)
+        if isinstance(signed, Answer):
+            return signed
         if key_of(delivery) in self._erased:
             return None
-        return await tools.sender.post(delivery.tenant, delivery.url, headers, body)
+        return await traced_post(self._tools.sender, delivery, *signed, outcome.headers)
 
     async def _event_of(self, outcome: RawMessage, delivery: WebhookDelivery) -> ResultEvent | None:
         """The event, if the log still holds this one there: the topic may have been made anew."""
         try:
             event = await when_there(
-                lambda: asyncio.to_thread(self._tools.codec.decode, outcome.value or b"", ResultEvent), self._waits
+                lambda: asyncio.to_thread(self._tools.codec.decode, outcome.value or b"", ResultEvent), self.work
             )
         except DecodeError:
             return None
@@ -455,17 +379,12 @@ class Dispatcher:
             try:
                 await self._tools.transport.produce(topic, value, key=key, partition=partition)
             except PenstockError as error:
-                self.waits_for = f"{topic} cannot be written: {error}"
+                self.work.reason = f"{topic} cannot be written: {error}"
                 logger.warning("webhooks.not_kept topic=%s error=%s", topic, error)
                 await asyncio.sleep(AGAIN_S)
             else:
-                self.waits_for = None
+                self.work.reason = None
                 return
-
-    def _fail(self, reason: str) -> None:
-        """A new process begins where this one has not settled."""
-        if not self.over.done():
-            self.over.set_result(reason)
 
     def oldest_ms(self) -> int | None:
         """When the oldest webhook that waits here was first seen."""
@@ -478,8 +397,41 @@ class Dispatcher:
 
 def unsendable(delivery: WebhookDelivery, error: Exception) -> Answer:
     """The answer in place of a call that could not be made."""
-    logger.error("webhooks.not_made request=%s", delivery.request_id, exc_info=error)
+    logger.error("webhooks.not_made request_id=%s", delivery.request_id, exc_info=error)
     return Answer(error=f"the call could not be made ({type(error).__name__})")
+
+
+def unsigned(delivery: WebhookDelivery) -> Answer:
+    """The answer in place of a call that nothing signs."""
+    return Answer(error=f"nothing signs webhooks of {delivery.tenant}: set webhooks.secret", final=True)
+
+
+async def signed_call(
+    tools: Tools, delivery: WebhookDelivery, event: ResultEvent | StatusEvent, work: GroupWork
+) -> tuple[Sequence[Header], bytes] | Answer:
+    """The headers and the body of a call; an answer where nothing signs it."""
+    if not (secrets := tools.callbacks.secrets(delivery.tenant)):
+        return unsigned(delivery)
+    origin = event.origin
+    request = await tools.records.read((origin.topic, origin.partition), origin.offset)
+    body = await when_there(lambda: asyncio.to_thread(webhook_body, delivery.place, event, request, tools.codec), work)
+    return signed_headers(delivery.webhook_id, body, secrets, tools.now_ms()), body
+
+
+async def traced_post(
+    sender: Sender, delivery: WebhookDelivery, headers: Sequence[Header], body: bytes, of_event: Headers
+) -> Answer:
+    """The call. While traces are on the receiver gets its span; `of_event` are the headers of the event's record."""
+    if (call := begin_call(delivery, of_event)) is None:
+        return await sender.post(delivery.tenant, delivery.url, headers, body)
+    answer = await sender.post(delivery.tenant, delivery.url, [*headers, call.header], body)
+    call.ended(answer.status_code, answer.error)
+    return answer
+
+
+def many(topic: str, waiting: int, held: set[str]) -> set[str]:
+    """The topic, if no more of it is to be read while so many wait."""
+    return {topic} if waiting > (FEW if topic in held else MANY) else set()
 
 
 def callback_of(headers: Headers) -> str | None:

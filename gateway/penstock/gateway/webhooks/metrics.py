@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 disable_created_metrics()
 
@@ -55,7 +55,3 @@ class WebhookMetrics:
         self._waiting.set_function(waiting)
         self._in_flight.set_function(in_flight)
         self._oldest.set_function(oldest_s)
-
-    def render(self) -> bytes:
-        """The text format of Prometheus."""
-        return generate_latest(self.registry)

@@ -8,8 +8,10 @@ that is still to be told: whoever gets its partition tells it again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from penstock.common.reader import Headers
+from penstock.gateway.held_offsets import HeldOffsets
 from penstock.gateway.webhooks.bodies import type_of, webhook_id
 from penstock.gateway.webhooks.deliveries import Deliveries, Key, Room, key_of, partition_of
 from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, WAITING, Answer, RetryRules, decide
@@ -23,51 +25,42 @@ FOLLOWED = 100_000
 """Requests whose last status is remembered, so that a repeat is known."""
 
 
-@dataclass(slots=True)
-class _Partition:
-    position: int = -1
-    committed: int = -1
-    untold: dict[int, None] = field(default_factory=dict[int, None])
-    """Offsets of statuses whose calls are due, in their order."""
-
-
 @dataclass(frozen=True, slots=True)
-class _News:
+class News:
+    """`headers` are those of the status's record."""
+
     delivery: WebhookDelivery
     event: StatusEvent
+    headers: Headers
 
 
 class StatusNews:
-    """The statuses of the partitions that this process owns."""
+    """The statuses of the partitions that this process owns. `offsets` holds those whose calls are due."""
 
     def __init__(self, room: Room, rules: RetryRules) -> None:
         self._rules = replace(rules, give_up_s=min(rules.give_up_s, NEWS_S))
         self._deliveries = Deliveries(replace(room, ended=0))
-        self._partitions: dict[TP, _Partition] = {}
+        self.offsets = HeldOffsets[None]()
         self._folds = OrderedDict[Key, StatusFold]()
-        self._held: dict[Key, _News] = {}
-        self._next: dict[Key, _News] = {}
+        self._held: dict[Key, News] = {}
+        self._next: dict[Key, News] = {}
         """What came while the status before it was being sent."""
-
-    def __contains__(self, tp: TP) -> bool:
-        return tp in self._partitions
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def assign(self, tp: TP) -> None:
-        self._partitions.setdefault(tp, _Partition())
-
     def revoke(self, tp: TP) -> None:
         """Another process has it now, and makes the calls that were not made here."""
-        self._partitions.pop(tp, None)
+        self.offsets.revoke(tp)
         self._deliveries.revoke([tp])
         for waiting in (self._held, self._next):
             for key in [key for key, one in waiting.items() if partition_of(one.delivery) == tp]:
                 del waiting[key]
                 self._folds.pop(key, None)  # if the partition comes back, it is no repeat
 
-    def on_status(self, tp: TP, offset: int, event: StatusEvent, url: str, now_ms: int) -> str | None:
+    def on_status(
+        self, tp: TP, offset: int, event: StatusEvent, url: str, now_ms: int, headers: Headers = ()
+    ) -> str | None:
         """Take the next status of the topic; DROPPED when there is no room to tell it."""
         key = (event.tenant, event.request_id)
         if not self._is_another(key, event):
@@ -90,8 +83,8 @@ class StatusNews:
             updated_at=now_ms,
             next_at=now_ms,
         )
-        self._partitions[tp].untold[offset] = None
-        news = _News(delivery, event)
+        self.offsets.hold(tp, offset, None)
+        news = News(delivery, event, headers)
         if self._deliveries.flies(key):
             self._settle(self._next.pop(key, None))
             self._next[key] = news
@@ -99,14 +92,9 @@ class StatusNews:
         self._settle(self._take(key))
         return self._hold(key, news)
 
-    def passed(self, tp: TP, position: int) -> None:
-        """All before `position` was read."""
-        if (partition := self._partitions.get(tp)) is not None:
-            partition.position = max(partition.position, position)
-
-    def begin(self, now_ms: int) -> list[tuple[WebhookDelivery, StatusEvent]]:
+    def begin(self, now_ms: int) -> list[News]:
         """Those to send now: tenants and hosts in turn, within the bounds."""
-        return [(one, self._held[key_of(one)].event) for one in self._deliveries.begin(now_ms)]
+        return [self._held[key_of(one)] for one in self._deliveries.begin(now_ms)]
 
     def ended(self, delivery: WebhookDelivery, answer: Answer, now_ms: int, chance: float) -> str | None:
         """A call of `begin` has ended. What became of the status; None while a call is due, or none was asked for."""
@@ -120,7 +108,7 @@ class StatusNews:
         if state == WAITING and newer is None:
             attempt = DeliveryAttempt(attempt=number, at=now_ms, duration_ms=0)
             tried = replace(delivery, attempts=[*delivery.attempts, attempt], next_at=next_at)
-            self._held[key] = _News(tried, held.event)
+            self._held[key] = replace(held, delivery=tried)
             self._deliveries.wait(tried)
             return None
         self._settle(self._take(key))
@@ -142,15 +130,6 @@ class StatusNews:
         """When the next retry is due."""
         return self._deliveries.next_ms()
 
-    def commits(self) -> dict[TP, int]:
-        """What may be committed and was not said yet."""
-        due: dict[TP, int] = {}
-        for tp, partition in self._partitions.items():
-            offset = next(iter(partition.untold), partition.position)
-            if offset > partition.committed:
-                partition.committed = due[tp] = offset
-        return due
-
     def _is_another(self, key: Key, event: StatusEvent) -> bool:
         """Whether it is another status than the one before, not its place or step alone."""
         fold = self._folds.get(key)
@@ -169,20 +148,20 @@ class StatusNews:
             event.epoch,
         )
 
-    def _hold(self, key: Key, news: _News) -> str | None:
+    def _hold(self, key: Key, news: News) -> str | None:
         if self._deliveries.add(news.delivery):
             self._held[key] = news
             return None
         self._settle(news)
         return DROPPED
 
-    def _take(self, key: Key) -> _News | None:
+    def _take(self, key: Key) -> News | None:
         news = self._held.pop(key, None)
         if news is not None:
             self._deliveries.end(news.delivery)
         return news
 
-    def _settle(self, news: _News | None) -> None:
+    def _settle(self, news: News | None) -> None:
         """It was called, or never will be."""
-        if news is not None and (partition := self._partitions.get(partition_of(news.delivery))) is not None:
-            partition.untold.pop(news.delivery.place.offset, None)
+        if news is not None:
+            self.offsets.release(partition_of(news.delivery), news.delivery.place.offset)

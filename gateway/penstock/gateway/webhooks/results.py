@@ -6,8 +6,9 @@ the offset stays before the first event of each request that has not ended, or w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from penstock.gateway.held_offsets import HeldOffsets
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import HORIZON_MS, TP
@@ -19,39 +20,31 @@ FORGET_MS = HORIZON_MS + 3_600_000
 
 @dataclass(slots=True)
 class _Open:
+    key: Key
     first_offset: int
     at_ms: int
     fold: ResultFold
 
 
-@dataclass(slots=True)
-class _Partition:
-    position: int = -1
-    committed: int = -1
-    open: dict[Key, _Open] = field(default_factory=dict[Key, _Open])
-    """In the order of their first events."""
-
-
 class ResultLog:
-    """The partitions that this process owns."""
+    """The partitions that this process owns. `offsets` holds the first events of open requests."""
 
     def __init__(self) -> None:
-        self._partitions: dict[TP, _Partition] = {}
-
-    def assign(self, tp: TP) -> None:
-        self._partitions.setdefault(tp, _Partition())
+        self.offsets = HeldOffsets[_Open]()
+        self._open: dict[tuple[TP, Key], _Open] = {}
 
     def revoke(self, tp: TP) -> None:
-        self._partitions.pop(tp, None)
+        for request in self.offsets.revoke(tp):
+            del self._open[tp, request.key]
 
     def on_event(self, tp: TP, offset: int, at_ms: int, event: ResultEvent) -> bool:
         """Take an event of a request with a callback; whether it is the request's one outcome."""
-        partition = self._partitions[tp]
         key = (event.tenant, event.request_id)
-        request = partition.open.get(key)
+        request = self._open.get((tp, key))
         if request is None:
-            fold = ResultFold(event.request_id, event.tenant)
-            request = partition.open[key] = _Open(offset, at_ms, fold)
+            request = _Open(key, offset, at_ms, ResultFold(event.request_id, event.tenant))
+            self.offsets.hold(tp, offset, request)
+            self._open[tp, key] = request
         if not event.is_terminal:
             request.fold.pass_over(event)
             return False
@@ -60,23 +53,11 @@ class ResultLog:
 
     def passed(self, tp: TP, position: int, now_ms: int) -> None:
         """All before `position` was read."""
-        if (partition := self._partitions.get(tp)) is None:
-            return
-        partition.position = max(partition.position, position)
-        while partition.open and partition.open[key := next(iter(partition.open))].at_ms < now_ms - FORGET_MS:
-            del partition.open[key]
+        self.offsets.passed(tp, position)
+        while (request := self.offsets.first(tp)) is not None and request.at_ms < now_ms - FORGET_MS:
+            self.settle(tp, request.key)
 
     def settle(self, tp: TP, key: Key) -> None:
         """What its events led to is kept elsewhere."""
-        if (partition := self._partitions.get(tp)) is not None:
-            partition.open.pop(key, None)
-
-    def commits(self) -> dict[TP, int]:
-        """What may be committed and was not given yet."""
-        due: dict[TP, int] = {}
-        for tp, partition in self._partitions.items():
-            first = next(iter(partition.open.values()), None)
-            offset = partition.position if first is None else min(partition.position, first.first_offset)
-            if offset > partition.committed:
-                partition.committed = due[tp] = offset
-        return due
+        if (request := self._open.pop((tp, key), None)) is not None:
+            self.offsets.release(tp, request.first_offset)

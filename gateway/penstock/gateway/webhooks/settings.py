@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from penstock.common.configuration import KafkaSection, ProcessSettings, RegistrySection
-from penstock.common.settings import KafkaSettings
+from penstock.common.configuration import KafkaProcessSettings, RegistrySection, TelemetrySection
 from penstock.gateway.callbacks import WebhooksSection
 
 
-class WebhooksSettings(ProcessSettings):
+class WebhooksSettings(KafkaProcessSettings):
     """All that such a process reads from outside, read once at its start."""
 
-    kafka: KafkaSection = Field(default_factory=KafkaSection)
-    schema_registry: RegistrySection = Field(default_factory=RegistrySection)
-    webhooks: WebhooksSection = WebhooksSection()  # pyright: ignore[reportCallIssue]
+    process = "webhooks"
 
-    def kafka_settings(self) -> KafkaSettings:
-        return self.kafka.clients("webhooks")
+    schema_registry: RegistrySection = Field(default_factory=RegistrySection)
+    telemetry: TelemetrySection = Field(default_factory=TelemetrySection)
+    webhooks: WebhooksSection = WebhooksSection()  # pyright: ignore[reportCallIssue]

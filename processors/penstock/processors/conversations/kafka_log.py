@@ -1,4 +1,4 @@
-"""Conversation topics on Kafka. Each thread keeps one consumer and assigns it anew: creating one costs far more."""
+"""Conversation topics on Kafka. Each thread keeps one consumer and assigns it again: creating one costs far more."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class KafkaLog:
             consumer.unassign()
 
     def _read_until(self, consumer: Consumer, topic: str, high: int, timeout_s: float) -> list[TopicRecord]:
-        """Records below `high`. The time limit runs anew with each record: a long conversation may take longer."""
+        """Records below `high`. The time limit runs again with each record: a long conversation may take longer."""
         records: list[TopicRecord] = []
         give_up = time.monotonic() + timeout_s
         while time.monotonic() < give_up:

@@ -1,4 +1,4 @@
-"""One conversation's topic as read so far: which records count, what stands before a turn, which answer wins. Pure."""
+"""One conversation's topic as read so far: which records count, what is before a turn, which answer wins. Pure."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class ConversationLog:
     """Everything below `next_offset` of the topic with this Kafka id; None stands for a topic that does not exist.
 
     A fork begins with what its parent holds up to an offset; its own records follow. So the offsets of a conversation
-    are unique and ascend: `base` plus Kafka's offset in the own topic. A record `deleted` ends what stands before it:
-    the conversation of this id begins anew behind it, and forks still read what they inherited.
+    are unique and ascend: `base` plus Kafka's offset in the own topic. A record `deleted` ends what is before it:
+    the conversation of this id begins again behind it, and forks still read what they inherited.
     """
 
     def __init__(self, topic_id: str | None, limit: int | None = None) -> None:
@@ -75,7 +75,7 @@ class ConversationLog:
         """`changes` of the parent when it was last looked at."""
         self._own: list[Entry] = []
         self._earlier: list[Entry] = []
-        """What stands before the newest `deleted`."""
+        """What is before the newest `deleted`."""
         self._by_request: dict[str | None, list[Entry]] = {}
         self._counting: list[Entry] = []
         self._chat: list[dict[str, Any]] = []
@@ -96,11 +96,9 @@ class ConversationLog:
 
     @property
     def fork(self) -> ConversationFork | None:
-        """What the conversation goes on from."""
         return self.topic.goes_on_from(self.limit)
 
     def has_fork(self, child: ConversationLog) -> bool:
-        """Whether the other one was forked from this topic."""
         return self.topic.has_fork(child.topic.fork_key)
 
     @property
@@ -177,7 +175,7 @@ class ConversationLog:
         return messages if any(message.artifacts for message in messages) else []
 
     def through(self, offset: int | None, *, after: int = -1) -> list[Entry]:
-        """The messages that count up to an offset, with it (None: all), and stand behind another."""
+        """The messages that count up to an offset, with it (None: all), and are behind another."""
         return [
             entry for entry in self._counting if entry.offset > after and (offset is None or entry.offset <= offset)
         ]
@@ -193,7 +191,6 @@ class ConversationLog:
         return self._widest(lambda entry: covers(entry) < offset)
 
     def summary_by(self, request_id: str) -> ConversationMessage | None:
-        """The summary that a request has added."""
         found = (entry.message for entry in self._summaries if entry.message.request_id == request_id)
         return next(found, None)
 
@@ -223,7 +220,6 @@ class ConversationLog:
         return bisect_right(self._counting, offset, key=lambda entry: entry.offset)
 
     def mark(self, request_id: str) -> HistoryMark:
-        """The mark of `history`."""
         count, summary = self._in_front(request_id), self.summary_for(request_id)
         read = (None if summary is None else summary.offset, self._hash(count))
         return HistoryMark(self.identity, count, hash(read))
@@ -236,7 +232,7 @@ class ConversationLog:
         return now == mark
 
     def shown_by(self, request_id: str) -> dict[int, list[ArtifactRef]]:
-        """The images of this request's own messages that stand here, by the number of the message."""
+        """The images of this request's own messages that are here, by the number of the message."""
         shown: dict[int, list[ArtifactRef]] = {}
         for entry in self._by_request.get(request_id, ()):
             if entry.message.direction == "in":
@@ -253,7 +249,7 @@ class ConversationLog:
         }
 
     def first_of(self, request_id: str) -> int | None:
-        """Where the request's oldest message stands in the own topic, deleted or not."""
+        """Where the request's oldest message is in the own topic, deleted or not."""
         of_request = [entry for entry in self._of_request(request_id) if entry.message.direction != "summary"]
         return min((entry.offset for entry in of_request), default=None)
 
@@ -314,7 +310,7 @@ class ConversationLog:
             self._has_pictures = self._has_pictures or bool(message.artifacts)
 
     def _remove(self, key: bytes) -> None:
-        """Build the rest anew: a later record of the same identity may count now."""
+        """Build the rest again: a later record of the same identity may count now."""
         gone = [entry for entry in (*self._earlier, *self._own) if entry.key == key]
         if gone:
             self._earlier = [entry for entry in self._earlier if entry.key != key]

@@ -70,7 +70,7 @@ class TurnStart:
     pictured: list[ConversationMessage] = field(default_factory=list[ConversationMessage])
     """The history as its records, if there are images in it; else nothing."""
     shown: Shown = field(default_factory=dict[int, Sequence[ArtifactRef]])
-    """The images of its own input, where that stands there already: an earlier attempt wrote it."""
+    """The images of its own input, where that is there already: an earlier attempt wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ class ToSumUp:
     """The summary that the request has added already."""
 
 
-class Log(Protocol):
+class TurnLog(Protocol):
     """Reading and appending one conversation: Kafka in the worker, a list in tests.
 
     Who hears nothing from Kafka for `timeout_s` raises BrokerUnavailable.
@@ -92,7 +92,7 @@ class Log(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether what is appended to a conversation that is gone stands in a topic all the same."""
+        """Whether what is appended to a conversation that is gone is in a topic all the same."""
         ...
 
     def find(self, topic: str, timeout_s: float) -> str | None:
@@ -112,7 +112,7 @@ class Log(Protocol):
         ...
 
 
-class Holder(Protocol):
+class ImageHolder(Protocol):
     """Keeps images for as long as turns refer to them; see `HeldImages`. Its methods block."""
 
     def hold(self, tenant: str, conversation_id: str, artifact_ids: Iterable[str]) -> None: ...
@@ -120,12 +120,12 @@ class Holder(Protocol):
     def keep_only(self, tenant: str, conversation_id: str, artifact_ids: Set[str], erased: str) -> None: ...
 
 
-class Turns:
+class ConversationTurns:
     """Conversation turns for one worker; at most one per conversation is granted at a time (the scheduler's lines)."""
 
     def __init__(
         self,
-        log: Log,
+        log: TurnLog,
         codec: Codec,
         topic_of: Callable[[str, str], str],
         *,
@@ -133,7 +133,7 @@ class Turns:
         cached_bytes: int,
         watch: BrokerWatch,
         catch_up: Callable[[float], None] = lambda within_s: None,
-        held: Holder | None = None,
+        held: ImageHolder | None = None,
         store_threads: DaemonThreads | None = None,
         after_append: Callable[[], None] = lambda: None,
     ) -> None:
@@ -157,7 +157,7 @@ class Turns:
         self._appends: dict[asyncio.Future[list[int]], str] = {}
         """What is being appended to which topic, also for work that was lost or cancelled meanwhile."""
         self._finishing: dict[str, list[ConversationMessage]] = {}
-        """By topic, the answers whose images are held, and that stand in the log a moment later."""
+        """By topic, the answers whose images are held, and that are in the log a moment later."""
         self.missing_rights: dict[str, str] = {}
         """By topic, the right that its turns wait for."""
         self._closed = False
@@ -222,7 +222,7 @@ class Turns:
         mark: HistoryMark,
         shown: Shown | None = None,
     ) -> str | None:
-        """At the grant: append the request's own input unless it stands there, with the images that it shows.
+        """At the grant: append the request's own input unless it is there, with the images that it shows.
 
         Returns the log's identity. None when the log in front of it is not what `read` saw (or the answer stands
         there by now): the turn must be read and prepared again. Raises LostOwnership.
@@ -259,7 +259,7 @@ class Turns:
         return [own[index] for index in range(count)] if len(own) == count else None
 
     async def finish(self, answer: ConversationMessage, mine: Callable[[], bool], topic_id: str) -> ConversationMessage:
-        """Append the answer unless one stands there, and return the one that counts. Raises LostOwnership.
+        """Append the answer unless one is there, and return the one that counts. Raises LostOwnership.
 
         `topic_id` is what `begin` returned. Raises Cancelled when that topic was deleted; StoreUnavailable before
         anything was appended.
@@ -351,7 +351,7 @@ class Turns:
         return self._topic_of(request.tenant, request.conversation_id or "")
 
     async def _hold(self, messages: Sequence[ConversationMessage]) -> None:
-        """Hold their images, before they are written: what stands in a conversation must not be swept."""
+        """Hold their images, before they are written: what is in a conversation must not be swept."""
         held, first = self._held, messages[0]
         ids = [artifact.artifact_id for message in messages for artifact in message.artifacts]
         if ids and held is not None:
@@ -619,5 +619,5 @@ def _past(log: ConversationLog, request_id: str, messages: list[dict[str, Any]])
 
 
 def _is_open(log: ConversationLog, mark: HistoryMark, request_id: str) -> bool:
-    """Whether no answer of the request stands, and what stands before it is what was read."""
+    """Whether no answer of the request stands, and what is before it is what was read."""
     return log.answer(request_id) is None and log.agrees(mark, request_id)

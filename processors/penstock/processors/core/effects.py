@@ -33,7 +33,7 @@ class Prepare(Effect):
     published: PublishedPrefix | None = None
     """What it may go on from."""
     may_resume_stream: bool = False
-    """Whether what it may go on from stands on the result topic, if another worker ran it."""
+    """Whether what it may go on from is on the result topic, if another worker ran it."""
 
 
 @fixed
@@ -96,7 +96,7 @@ class StoreOutput(Effect):
 
 @fixed
 class CheckForAnswer(Effect):
-    """Look whether the answer stands in the conversation already. → answer_checked"""
+    """Look whether the answer is in the conversation already. → answer_checked"""
 
     subject: Subject
 
@@ -167,6 +167,8 @@ class Terminal(Effect):
     """As of Chunk."""
     prepared: Any = None
     """As `prepared` gave it, of the run whose output it has."""
+    prepared_s: float | None = None
+    """From the beginning of its last run's preparation to its grant; None when it was granted nothing."""
 
 
 @fixed

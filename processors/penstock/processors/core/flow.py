@@ -4,13 +4,14 @@ A shell calls one method per event, then `step`, then carries out what `take_eff
 knows no clock. It owns its parts and asks them in a fixed order; each part is given those that it uses, and no part
 knows the flow. Events of one kind go to the part that has them:
 
-- `arrivals`: records that were delivered, and parked ones that were read again
+- `commit`: ranges that were delivered, and what the broker has committed
+- `arrivals`: parked records that were read again
 - `attempts`: answers of engines about runs; `output`: what runs say meanwhile
-- `durable`: what became durable of requests that end; `awaiting_store`: what a store did not take
+- `durable`: answers of conversations and stores about requests that end; `awaiting_store`: what a store did not take
 - `replicas`: engines that come up, die and go; `measurements`: memory of devices and engines
 - `orders`: what operators and the configuration want; `peers`: what the workers of the pool report
 
-The states of a request stand in `requests/states.py`. Models: websockets' `protocol.py` and vLLM's
+The states of a request are in `requests/states.py`. Models: websockets' `protocol.py` and vLLM's
 `schedule()` / `update_from_output()`.
 """
 
@@ -21,7 +22,7 @@ from dataclasses import replace
 
 from penstock.processors.core.admission import Admission
 from penstock.processors.core.alone import AloneClaim
-from penstock.processors.core.commit.gate import CommitGate
+from penstock.processors.core.commit.commit import Arrival, Commit
 from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect
 from penstock.processors.core.fleet.estimates import Estimates
@@ -49,6 +50,7 @@ from penstock.processors.core.queue.lifetimes import Lifetimes
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.replica_choice import ReplicaChoice
+from penstock.processors.core.requests.arrivals import Poison, Taken
 from penstock.processors.core.requests.arriving import Arrivals
 from penstock.processors.core.requests.attempts import Attempts
 from penstock.processors.core.requests.awaiting_store import AwaitingStore
@@ -69,7 +71,7 @@ from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
 from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.waits import Waits
-from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.requests.work import Body, Subject, Work, WorkKey
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.starting import Starter
 from penstock.processors.core.suspect_starts import SuspectStarts
@@ -118,7 +120,7 @@ class Flow:
         placement = replace(settings.placement, longest_reservation_s=settings.longest_reservation_s)
         dirty = self.dirty = DirtySet()
         registry = self.registry = Registry(emit, settings.output_bytes)
-        gate = self.gate = CommitGate(commit_span=settings.commit_span)
+        commit = self.commit = Commit(commit_span=settings.commit_span)
         forecast = self.forecast = Forecast(estimate_error)
         scheduler = self.scheduler = Scheduler[Work](
             aging_s=settings.aging_s, aged_share=settings.aged_share, slack=settings.slack, run_s=forecast.run_s
@@ -143,7 +145,7 @@ class Flow:
         )
         rereads = Rereads(emit, budget.ends_limit)
         holdings = self._holdings = Holdings(
-            registry, gate, scheduler, budget, lanes, memory, grants, run_memory, dirty, emit, rereads
+            registry, scheduler, budget, lanes, memory, grants, run_memory, dirty, emit, rereads
         )
         fetching = Fetching(registry, scheduler, budget, holdings, emit)
         replica_choice = ReplicaChoice(admission, grants, run_memory, settings.affinity_s)
@@ -176,7 +178,7 @@ class Flow:
         measurements = self.measurements = Measurements(ledger, estimates, lanes, memory, dirty)
         unserved = self._unserved = UnservedRequests(
             registry,
-            gate,
+            commit.leaves,
             scheduler,
             lanes,
             catalog,
@@ -211,18 +213,17 @@ class Flow:
             placement,
         )
         self._commanding = Commanding(
-            registry, gate, scheduler, holdings, lanes, endings, awaiting_store, statuses, dirty, emit, commands
+            registry, scheduler, holdings, lanes, endings, awaiting_store, statuses, dirty, emit, commands
         )
         self.orders = Orders(scheduler, lanes, lifecycle, dirty)
         self.watch = FleetWatch(scheduler, lanes, memory, grants, waiters, views, dirty)
         queueing = Queueing(registry, scheduler, budget, lanes, holdings, statuses, unserved, dirty)
         start_times = self._start_times = StartTimes(
-            registry, gate, queueing, unserved, statuses, explainer, endings, settings.commit_span
+            registry, queueing, unserved, statuses, explainer, endings, settings.commit_span
         )
         screening = Screening(lanes, memory, unserved, commands, retries, deaths)
         self.arrivals = Arrivals(
             registry,
-            gate,
             budget,
             lanes,
             screening,
@@ -270,7 +271,7 @@ class Flow:
         `wall_ms` is the time now in milliseconds since the epoch: nobody else has worked on what is appended after it.
         """
         self.registry.generation, self.registry.owned_since_ms = generation, wall_ms
-        revocation = self.gate.assign(committed, generation, fenced=fenced)
+        revocation = self.commit.assign(committed, generation, fenced=fenced)
         held = list(self.works.values())
         dropped = set(revocation.dropped)
         gone = [w for w in held if revocation.restart_all or w.key in dropped or w.tp not in committed]
@@ -285,7 +286,34 @@ class Flow:
 
     def command(self, command: ControlCommand, now: float, wall_ms: int) -> None:
         """A command from the control topic, in log order."""
-        self._commanding.command(command, now, wall_ms, taking=self.taking)
+        self._commanding.command(command, now, wall_ms, self.commit.partitions() if self.taking else ())
+
+    # -- arrivals, and what became durable
+
+    def arrived(self, tp: TP, offset: int, read: Taken | Poison, body: Body, now: float, wall_ms: int) -> Work | None:
+        """A record of a range that `commit.delivered` has heard of. Returns the work when it is new."""
+        arrival = self.commit.arrive(tp, offset, read.name, leaves=read.moves)
+        if arrival is Arrival.DUPLICATE:
+            self.arrivals.repeated(read)
+        return self.arrivals.arrived((*tp, offset), read, body, now, wall_ms) if arrival is Arrival.NEW else None
+
+    def moved(self, subject: Subject) -> None:
+        """Its record is on the partition where it belongs."""
+        self._complete(self.durable.moved(subject))
+
+    def dead_lettered(self, subject: Subject, now: float) -> None:
+        """Its dead letter is on the topic."""
+        self._complete(self.durable.dead_lettered(subject, now))
+
+    def published(self, subject: Subject, status: str) -> bool:
+        """The broker has its terminal event. Returns False when it was let go of meanwhile: its new owner ends it."""
+        awaited = self.durable.awaits(subject, Stage.PUBLISHING)
+        self._complete(self.durable.published(subject, status))
+        return awaited
+
+    def _complete(self, ended: WorkKey | None) -> None:
+        if ended is not None:
+            self.commit.complete(ended[:2], ended[2])
 
     # -- time
 
@@ -326,7 +354,7 @@ class Flow:
         if not self.taking:
             return
         self._retries.tick(now)
-        self._start_times.tick(now, wall_ms)
+        self._start_times.tick(now, wall_ms, self.commit.lags_below)
         self._unserved.tick(now)
         for work in self.scheduler.statistics.expired(now, EXPIRED_AT_ONCE):
             self._waits.measure(work, now)
@@ -372,9 +400,9 @@ class Flow:
     def pauses(self) -> frozenset[TP]:
         """Partitions of which no more should be delivered now; two watermarks keep it from flapping."""
         paused: set[TP] = set()
-        for tp in self.gate.partitions():
+        for tp in self.commit.partitions():
             endings = self.registry.too_many_endings(tp, was_paused=tp in self._paused)
-            if endings or self.gate.full(tp) or self.budget.full(tp):
+            if endings or self.commit.full(tp) or self.budget.full(tp):
                 paused.add(tp)
         self._paused = frozenset(paused)
         return self._paused
@@ -391,7 +419,7 @@ class Flow:
             self._holdings.drop(work)
 
     def hand_back(self) -> None:
-        """Let go of what still runs. It stays uncommitted, so another worker begins it anew."""
+        """Let go of what still runs. It stays uncommitted, so another worker begins it again."""
         for work in [w for w in self.works.values() if w.stage is not Stage.PUBLISHING]:
             self._holdings.drop(work)
 

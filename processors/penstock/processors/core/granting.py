@@ -45,7 +45,7 @@ class Grants:
         )
 
     def take_from_its_replica(self, lane: Lane, work: Work) -> None:
-        """It is prepared anew elsewhere."""
+        """It is prepared again elsewhere."""
         replica, run = lane.replica_of(work), work.run
         if run is not None:
             self._emit(CancelRun(lane.name, run.replica, run.run_id))
@@ -78,7 +78,6 @@ class Grants:
             self.run(lane, work, run, "grant", now)
 
     def run(self, lane: Lane, work: Work, run: Run, event: str, now: float) -> None:
-        """It goes to its engine."""
         run.run_at = now
         run.timeout_at = now + self._time_limit_s(work)
         self._registry.transition(work, event, Stage.RUNNING)

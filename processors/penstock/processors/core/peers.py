@@ -1,4 +1,4 @@
-"""Which models the live workers of a pool serve, as their reports say. Pure: the reports are the only clock.
+"""Which models the live workers serve, of this pool and of others, as they report. Pure: reports are the only clock.
 
 A worker hears its own reports too. If it hears none, because Kafka is away, then no time passes here: nothing becomes
 late, and nothing is judged to be absent.
@@ -34,12 +34,13 @@ class Wanted(NamedTuple):
 
 
 class Peers:
-    """The newest report of each live worker of this worker's pool, its own included."""
+    """The newest report of each live worker, this one included. Those of this pool count, or others are named."""
 
     def __init__(self, worker_id: str | None = None, pool: str | None = None) -> None:
         self._worker_id = worker_id
         self._pool = pool
         self._live: dict[str, WorkerState] = {}
+        self._in_other_pools: dict[str, WorkerState] = {}
         self._serving: dict[Wanted, list[WorkerState]] = {}
         self._loaded: dict[str, tuple[int, ModelState]] = {}
         """By model, when a worker other than this one last reported it as loaded."""
@@ -49,19 +50,20 @@ class Peers:
         """Names of models that operators have removed: nobody is to serve them, and nobody waits for them."""
 
     def reported(self, states: Iterable[WorkerState]) -> None:
-        """Workers have reported."""
         for state in states:
             self.now_ms = max(self.now_ms, state.updated_at)
             self._live.pop(state.worker_id, None)
-            if state.pool != self._pool:
-                continue
+            self._in_other_pools.pop(state.worker_id, None)
+            ours = state.pool == self._pool
             if state.state != "stopped":
-                self._live[state.worker_id] = state
-            if state.worker_id != self._worker_id:
+                (self._live if ours else self._in_other_pools)[state.worker_id] = state
+            if ours and state.worker_id != self._worker_id:
                 self._note_loaded(state)
-        oldest_ms = self.now_ms - LATE_MS
-        self._live = {name: state for name, state in self._live.items() if state.updated_at >= oldest_ms}
+        self._live, self._in_other_pools = map(self._recent, (self._live, self._in_other_pools))
         self._serving.clear()
+
+    def _recent(self, states: dict[str, WorkerState]) -> dict[str, WorkerState]:
+        return {name: state for name, state in states.items() if state.updated_at >= self.now_ms - LATE_MS}
 
     def _note_loaded(self, state: WorkerState) -> None:
         for one in state.models:
@@ -74,12 +76,20 @@ class Peers:
         return [state for state in self._live.values() if state.state == "running"]
 
     def serving(self, wanted: Wanted) -> list[WorkerState]:
-        """The live workers that serve a request."""
         found = self._serving.get(wanted)
         if found is None:
             found = [state for state in self._live.values() if any(map(wanted.is_served_by, state.models))]
             self._serving[wanted] = found
         return found
+
+    def other_pool(self, wanted: Wanted) -> str | None:
+        """The pool, other than this one, of a live worker that serves the model of a request. It must name one."""
+        pools = {
+            state.pool
+            for state in self._in_other_pools.values()
+            if state.pool is not None and any(map(wanted.is_served_by, state.models))
+        }
+        return min(pools, default=None) if wanted.model is not None else None
 
     def loaded_elsewhere_ms(self, wanted: Wanted) -> int:
         """When a worker other than this one last reported a loaded model that serves a request; 0 if none has."""

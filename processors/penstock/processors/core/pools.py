@@ -18,10 +18,10 @@ class Pools:
     @classmethod
     def of(cls, own: str | None, models: Iterable[tuple[str | None, Iterable[str]]]) -> Pools:
         """From (pool, names) of every known model; the first entry of a name counts. No pool: all workers serve it."""
-        told = [(pool, list(names)) for pool, names in models]
-        here = {name for pool, names in told if pool is None or pool == own for name in names}
+        entries = [(pool, list(names)) for pool, names in models]
+        here = {name for pool, names in entries if pool is None or pool == own for name in names}
         elsewhere: dict[str, str] = {}
-        for pool, names in told:
+        for pool, names in entries:
             for name in names:
                 if pool is not None and name not in here:
                     elsewhere.setdefault(name, pool)

@@ -13,12 +13,12 @@ from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Work
 
 MOVE_EACH_S = 1.0
-"""So often, at most, what lacks memory on one replica is prepared anew where another has it."""
+"""How often, at most, what lacks memory on one replica is prepared again where another has it."""
 
 
 @dataclass(slots=True)
 class FreeCapacity:
-    """Slots and tokens of a replica that are kept for nobody who stands before."""
+    """Slots and tokens of a replica that are kept for nobody who is before."""
 
     replica: Replica
     slots: int
@@ -73,7 +73,7 @@ class ReplicaChoice:
     def _of_prepared(
         self, lane: Lane, work: Work, number: int, capacities: list[FreeCapacity], now: float
     ) -> FreeCapacity | None:
-        """Its own, unless that cannot take it and another can: then it is prepared anew there."""
+        """Its own, unless that cannot take it and another can: then it is prepared again there."""
         own = next((capacity for capacity in capacities if capacity.replica.number == number), None)
         if work.stage is not Stage.READY or (own is not None and self._takes(own, work, now)):
             return own
@@ -100,7 +100,7 @@ class ReplicaChoice:
         larger = [capacity for capacity in capacities if capacity.replica.could_hold(need)]
         if larger:
             return max(larger, key=lambda capacity: capacity.emptiness)
-        if not any(one.could_hold(need) for one in lane.ready):  # there was one: counted anew, it is refused
+        if not any(one.could_hold(need) for one in lane.ready):  # there was one: counted again, it is refused
             self._grants.take_from_its_replica(lane, work)
             return own
         return None

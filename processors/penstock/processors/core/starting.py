@@ -1,10 +1,10 @@
 """Start is grant: which waiting request of a model gets a slot and tokens of which replica now, and whose prompt is
 counted ahead.
 
-A request stays in the scheduler until it is granted, so nothing that does not run stands before something more
+A request stays in the scheduler until it is granted, so nothing that does not run precedes something more
 urgent. What fits may pass what does not, until the most urgent has waited `RESERVE_AFTER_S` for its room: then room is
 kept for it. One that is still being prepared keeps its estimated room, for a moment, against those behind it. A request
-belongs to the replica that prepared it; when that has no room and another has, it is prepared there anew.
+belongs to the replica that prepared it; when that has no room and another has, it is prepared there again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.schemas.topics import CLASSES
 
 RESERVE_AFTER_S = 1.0
 WALK = 192
-"""So many waiting requests are looked at for one that fits."""
+"""How many waiting requests are looked at for one that fits."""
 
 
 @dataclass(eq=False)

@@ -72,7 +72,6 @@ class TellsPeak(Protocol):
 
 
 def load_class(name: str) -> Callable[[str, Mapping[str, Any], Emit], Backend]:
-    """The class of a backend by its name."""
     module, _, kind = name.partition(":")
     return getattr(importlib.import_module(module), kind)
 

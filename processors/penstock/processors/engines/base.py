@@ -1,8 +1,8 @@
 """What every engine offers, and the values that cross between it and the worker.
 
 How a run ends. Each run that `run` began ends in exactly one of: `on_finished` or `on_failed` of its sink, `cancel`,
-the engine's `on_died`, or the engine's `stop`. The last three tell its sink nothing: whoever called `cancel` or `stop`
-knows, and `on_died` is told once for all runs that the engine had.
+the engine's `on_died`, or the engine's `stop`. The last three call no method of its sink: the caller of `cancel` or
+`stop` knows, and `on_died` is called once for all runs that the engine had.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class RunSpec:
     stream: bool = False
     extra: dict[str, str] = field(default_factory=dict[str, str])
     request_id: str = ""
-    """The same in every attempt: what is named after it has its name again when the work is done anew."""
+    """The same in every attempt: what is named after it has its name again when the work is done again."""
     published: PublishedPrefix | None = None
-    """What the run may go on from; an engine that cannot begins anew."""
+    """What the run may go on from; an engine that cannot begins again."""
     priority: int = 5
     """0 is the most urgent. What it was when the run was prepared."""
 
@@ -112,8 +112,8 @@ class Delta:
 
 
 @record
-class Progress:
-    """So many steps of a run are done."""
+class StepProgress:
+    """A run has done a step of so many."""
 
     run_id: str
     step: int
@@ -188,7 +188,7 @@ class Sink(Protocol):
     """Where a run's events go; called on the event loop."""
 
     def on_delta(self, delta: Delta) -> None: ...
-    def on_progress(self, progress: Progress) -> None: ...
+    def on_progress(self, progress: StepProgress) -> None: ...
     def on_preview(self, preview: Preview) -> None: ...
     def on_finished(self, finished: Finished) -> None: ...
     def on_failed(self, failed: RunFailed) -> None: ...

@@ -57,7 +57,6 @@ class _History:
         return [message for message in self._history[begin:] if message["role"] != "system"]
 
     def system(self) -> list[Message]:
-        """The newest system message."""
         for message in reversed(self._history):
             if message["role"] == "system":
                 return [message]
@@ -152,7 +151,7 @@ def build_context(
     """The prompt's messages within window - output and the caller's limits.
 
     `count` gives the tokens of a list of messages as the model's template renders it; more turns never have fewer. A
-    newer system message replaces older ones, and stands before the history; without a history all messages stay where
+    newer system message replaces older ones, and is before the history; without a history all messages stay where
     they are. The summary stands with the system message.
 
     Raises ContextLengthExceeded when the system prompt and the new messages alone do not fit, InvalidRequest when the
@@ -245,7 +244,7 @@ def identity(messages: Sequence[Message]) -> tuple[int, ...]:
 
 
 def _around(history: _History, new: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    """What stands before the turns of a history, and behind them."""
+    """What is before the turns of a history, and behind them."""
     system = [message for message in new if message["role"] == "system"] or history.system()
     return system, [message for message in new if message["role"] != "system"]
 

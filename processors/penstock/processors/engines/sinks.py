@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.common.background import report_fault
-from penstock.processors.engines.base import Delta, Finished, Preview, Progress, RunFailed, Sink
+from penstock.processors.engines.base import Delta, Finished, Preview, RunFailed, Sink, StepProgress
 
 
 class GuardedSink:
@@ -27,12 +27,10 @@ class GuardedSink:
         """False when the run is over, so that the engine need not go on with it."""
         return self._on_the_way(self._sink.on_delta, delta)
 
-    def progress(self, progress: Progress) -> bool:
-        """As `delta`."""
+    def progress(self, progress: StepProgress) -> bool:
         return self._on_the_way(self._sink.on_progress, progress)
 
     def preview(self, preview: Preview) -> bool:
-        """As `delta`."""
         return self._on_the_way(self._sink.on_preview, preview)
 
     def finished(self, finished: Finished) -> None:

@@ -24,7 +24,7 @@ def limit_this_process(memory_bytes: int) -> None:
 
 
 def limit_cpu(cpu_s: int) -> None:
-    """So many seconds more of a processor, rounded up; the kernel ends a process that takes more (SIGXCPU)."""
+    """Let this process take so many seconds more of a processor, rounded up; beyond, the kernel ends it (SIGXCPU)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(usage.ru_utime + usage.ru_stime) + cpu_s + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))

@@ -36,11 +36,11 @@ _PIPE_BYTES = 1 << 20
 """As much as the kernel gives to everybody."""
 
 
-class Stopped(Exception):
+class JobStopped(Exception):
     """The job was given up."""
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """It is no more. `late`: it took too long; `not_started`: why it never was, for people, else None."""
 
     def __init__(self, *, late: bool = False, not_started: str | None = None) -> None:
@@ -49,7 +49,7 @@ class Ended(Exception):
         self.not_started = not_started
 
 
-class Refusal(Exception):
+class JobRefused(Exception):
     """A guarded process has answered why nothing came of a job: `code` is one of its CODE_*, or an error's.
 
     `place`: which of several inputs is at fault; `param`: which field.
@@ -91,7 +91,6 @@ class GuardedProcess:
 
     @property
     def worn(self) -> bool:
-        """Whether it has served its time."""
         return self._served >= RENEWED_AFTER
 
     def ask(
@@ -122,7 +121,7 @@ class GuardedProcess:
             process.kill()
             code = process.wait()
             logger.warning("guarded.process_ended program=%s pid=%d exit_code=%d", self._program, process.pid, code)
-            raise Ended(late=late.is_set() or code == -_SIGXCPU) from error
+            raise ProcessEnded(late=late.is_set() or code == -_SIGXCPU) from error
         finally:
             timer.cancel()
 
@@ -130,7 +129,7 @@ class GuardedProcess:
         """Start it, if it is not yet. Raises Ended."""
         with self._lock:
             if self._ended:
-                raise Ended(not_started="the worker stops")
+                raise ProcessEnded(not_started="the worker stops")
             if self._process is None:
                 self._process = self._start()
                 _widen(self._process)
@@ -156,7 +155,7 @@ class GuardedProcess:
                 cwd="/",
             )
         except OSError as error:
-            raise Ended(not_started=type(error).__name__) from error
+            raise ProcessEnded(not_started=type(error).__name__) from error
 
 
 class GuardedPool:
@@ -189,12 +188,12 @@ class GuardedPool:
         try:
             yield process
             reusable = True
-        except Refusal as error:  # the input's fault: the process goes on
+        except JobRefused as error:  # the input's fault: the process goes on
             reusable = error.code not in _OUT_OF_MEMORY
             raise
-        except Ended:
+        except ProcessEnded:
             if self._at_work.get(key) is not process:
-                raise Stopped from None
+                raise JobStopped from None
             raise
         finally:
             self._put_back(key, process, reusable=reusable)
@@ -230,7 +229,7 @@ class GuardedPool:
     def _take(self, key: str) -> GuardedProcess:
         with self._lock:
             if self._closed:
-                raise Ended(not_started="the worker stops")
+                raise ProcessEnded(not_started="the worker stops")
             while self._idle:
                 process = self._idle.pop()
                 if process.alive:

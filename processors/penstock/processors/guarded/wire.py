@@ -37,9 +37,9 @@ def answered(stream: BinaryIO) -> dict[str, Any]:
 
 
 def read_body(stream: BinaryIO, size: Any, most: int) -> bytes:
-    """So many bytes. Raises ValueError for a size that cannot be, EOFError where fewer came."""
+    """Read `size` bytes. Raises ValueError for a size that cannot be, EOFError where fewer came."""
     if type(size) is not int or not 0 <= size <= most:
-        raise ValueError("the process tells no possible size")
+        raise ValueError("the process sent an impossible size")
     found = stream.read(size)
     if len(found) < size:
         raise EOFError("the process has ended")

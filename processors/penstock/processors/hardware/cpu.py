@@ -87,7 +87,6 @@ def _number(path: Path) -> int | None:
 
 
 def _stat(path: Path, name: str) -> int:
-    """A line of memory.stat."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

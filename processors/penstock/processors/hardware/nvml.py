@@ -23,7 +23,7 @@ _NOT_AVAILABLE = (1 << 64) - 1
 
 
 class NvmlProbe:
-    """The library stays open between readings, as opening it may wake a card; after an error it is opened anew."""
+    """The library stays open between readings, as opening it may wake a card; after an error it is opened again."""
 
     def __init__(self) -> None:
         self._shown = os.environ.get("CUDA_VISIBLE_DEVICES")

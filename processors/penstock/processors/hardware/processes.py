@@ -91,7 +91,6 @@ class OwnBytes:
         """By pid: its bytes, and when it may be measured again."""
 
     def of(self, pids: Set[int]) -> dict[int, int]:
-        """By pid, those that are there."""
         known = {pid: one for pid, one in self._known.items() if pid in pids}
         began = self._clock()
         for pid in pids:

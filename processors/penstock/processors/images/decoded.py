@@ -37,7 +37,6 @@ class DecodedImage:
 
     @property
     def pixel_bytes(self) -> int:
-        """What it takes decoded."""
         return len(self.pixels)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
             about = {"code": CODE_MEMORY}
         write(answers, about, pixels)
         if about.get("code") == CODE_MEMORY:
-            return 0  # what is left of it would stand in the way of the next image
+            return 0  # what is left of it would be in the way of the next image
     return 0
 
 
@@ -89,10 +89,10 @@ def decode(data: bytes, format_name: str, max_pixels: int, max_side: int) -> Ima
 def look(data: bytes, format_name: str, max_pixels: int, max_side: int) -> dict[str, Any]:
     """What `decode` would make, without the pixels: {width, height, mode}. Raises Refused, MemoryError.
 
-    What stands behind the pixels is not seen: an orientation there, or that the file is cut off.
+    What is behind the pixels is not seen: an orientation there, or that the file is cut off.
     """
     with _opened(data, format_name, max_pixels, max_side) as image:
-        # By the base class: a PNG's own method decodes all to find what may stand at its end.
+        # By the base class: a PNG's own method decodes all to find what may be at its end.
         orientation = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
         width, height = image.size[::-1] if orientation in _LYING else image.size
         return {"width": width, "height": height, "mode": _plain_mode(image)}

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.guarded.process import Ended, GuardedPool, Refusal, Stopped
+from penstock.processors.guarded.process import GuardedPool, JobRefused, JobStopped, ProcessEnded
 from penstock.processors.guarded.wire import answered, read_body
 from penstock.processors.images.decoded import CHANNELS, DecodedImage
 from penstock.processors.images.encoded import EncodedImage
@@ -44,8 +44,7 @@ class DecodeLimits:
         return self.memory_bytes or BASE_BYTES + BYTES_OF_PIXEL * self.max_pixels
 
 
-def ended_on(error: Ended, param: str, format_name: str) -> PenstockError:
-    """The error for an image on which its process has ended."""
+def ended_on(error: ProcessEnded, param: str, format_name: str) -> PenstockError:
     if error.not_started is not None:
         return InternalError(f"no image decoder could be started: {error.not_started}")
     if error.late:
@@ -53,7 +52,7 @@ def ended_on(error: Ended, param: str, format_name: str) -> PenstockError:
     return InvalidRequest(f"{param}: decoding this {format_name} image ended its decoder", param=param)
 
 
-def refused_as(refusal: Refusal, param: str, format_name: str) -> PenstockError:
+def refused_as(refusal: JobRefused, param: str, format_name: str) -> PenstockError:
     """The error for the sender of an image that its process has refused."""
     match refusal.code:
         case "too_large":
@@ -96,7 +95,6 @@ class Decoders:
         return await self._asked(data, param, only_look=True, answer=self._looked_at)
 
     def close(self) -> None:
-        """End them all."""
         self.pool.close()
 
     async def _asked(
@@ -110,11 +108,11 @@ class Decoders:
                 # A caller who is cancelled leaves a process at work: the pool ends it.
                 with self.pool.process(f"{next(self._numbers)}") as process:
                     return await in_daemon_thread(process.ask, job, [data], self.limits.cpu_s, read)
-            except Refusal as error:
+            except JobRefused as error:
                 raise refused_as(error, param, format_name) from None
-            except Stopped:
+            except JobStopped:
                 raise InternalError("the worker stops: no image is decoded any more") from None
-            except Ended as error:
+            except ProcessEnded as error:
                 self.deaths += error.not_started is None
                 raise ended_on(error, param, format_name) from None
 
@@ -131,7 +129,7 @@ class Decoders:
         """Width, height and mode. Raises Refusal, ValueError, KeyError for what is no size, EOFError."""
         about: dict[str, Any] = answered(answers)
         if "code" in about:
-            raise Refusal(about)
+            raise JobRefused(about)
         mode: Any = about["mode"]
         if not isinstance(mode, str) or mode not in CHANNELS:
             raise ValueError("the decoder made no image of a known mode")

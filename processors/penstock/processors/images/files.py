@@ -35,24 +35,24 @@ def check_size(width: int, height: int, output: OutputSpec | None) -> None:
 def encode(image: Any, output: OutputSpec | None, facts: Mapping[str, Any]) -> tuple[bytes, str]:
     """(the file's bytes, its media type) of a Pillow image, in the form that was asked for.
 
-    Facts stand in a PNG as a text under each name, in others as a JSON object in EXIF's ImageDescription, which leaves
+    Facts are in a PNG as a text under each name, in others as a JSON object in EXIF's ImageDescription, which leaves
     out the longest ones if they do not fit. Raises InvalidRequest for a size that the format cannot have.
     """
     check_size(image.width, image.height, output)
     output = output or OutputSpec()
     format = output.format or "png"
-    told = {} if output.facts is False else {name: value for name, value in facts.items() if value is not None}
+    written = {} if output.facts is False else {name: value for name, value in facts.items() if value is not None}
     form: dict[str, Any] = {} if format == "png" else {"quality": output.quality or QUALITY}
-    if told and format == "png":
+    if written and format == "png":
         from PIL.PngImagePlugin import PngInfo
 
         info = PngInfo()
-        for name, value in {"Software": "Penstock", **told}.items():
+        for name, value in {"Software": "Penstock", **written}.items():
             info.add_itxt(name, str(value))
         form["pnginfo"] = info
-    elif told:
+    elif written:
         exif = image.getexif()
-        exif[_DESCRIPTION] = _fitting(told)
+        exif[_DESCRIPTION] = _fitting(written)
         exif[_SOFTWARE] = "Penstock"
         form["exif"] = exif.tobytes()
     if format == "jpeg":

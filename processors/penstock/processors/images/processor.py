@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         files = [jobs.read(one["size"]) for one in job["images"]]
         code = serve(job, files, max_pixels, answers)
         if code in (CODE_MEMORY, CODE_WORK_MEMORY):
-            return 0  # what is left of it would stand in the way of the next image
+            return 0  # what is left of it would be in the way of the next image
     return 0
 
 
@@ -72,7 +72,7 @@ def serve(job: Answer, files: list[bytes], max_pixels: int, answers: BinaryIO) -
 
 
 def work(images: dict[str, Image.Image], job: Answer, max_pixels: int) -> Encoded:
-    """Planned anew: an image may be of another size than its beginning said. Raises PenstockError, MemoryError."""
+    """Planned again: an image may be of another size than its beginning said. Raises PenstockError, MemoryError."""
     sizes = {place: image.size for place, image in images.items()}
     picture = Picture(image=images["image"], format=job["form"], quality=job["quality"])
     for step in plan(job["operations"], sizes, upscales=False, max_pixels=max_pixels):

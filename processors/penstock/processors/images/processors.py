@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from penstock.processors.guarded.process import Ended, GuardedPool, Refusal
+from penstock.processors.guarded.process import GuardedPool, JobRefused, ProcessEnded
 from penstock.processors.guarded.wire import answered, read_body
 from penstock.processors.images.decoders import BASE_BYTES, BYTES_OF_PIXEL, ended_on, image_size, refused_as
 from penstock.processors.images.encoded import EncodedImage
@@ -51,7 +51,7 @@ class ImageProcessors:
         """As `GuardedPool.start`. Raises EngineFailed."""
         try:
             self.pool.start(count)
-        except Ended as error:
+        except ProcessEnded as error:
             raise EngineFailed(f"no process for images could be started: {error.not_started}") from error
 
     def process(self, key: str, job: ImageJob) -> Encoded:
@@ -66,9 +66,9 @@ class ImageProcessors:
         try:
             with self.pool.process(key) as process:
                 return process.ask(self._header(job), bodies, cpu_s, lambda answers: self._made(answers, opened))
-        except Refusal as error:
+        except JobRefused as error:
             raise _error_of(error, job) from None
-        except Ended as error:
+        except ProcessEnded as error:
             raise _error_of_end(error, job, opened=opened.is_set()) from error
 
     def _header(self, job: ImageJob) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class ImageProcessors:
 def _part(answers: BinaryIO) -> dict[str, Any]:
     about = answered(answers)
     if "code" in about:
-        raise Refusal(about)
+        raise JobRefused(about)
     return about
 
 
@@ -119,7 +119,7 @@ _ERRORS: Mapping[str, type[PenstockError]] = {
 }
 
 
-def _error_of(refusal: Refusal, job: ImageJob) -> PenstockError:
+def _error_of(refusal: JobRefused, job: ImageJob) -> PenstockError:
     if (image := job.images.get(refusal.place or "")) is not None:
         return refused_as(refusal, f"payload.{refusal.place}", image.source_format)
     if refusal.code == "work_memory":
@@ -127,7 +127,7 @@ def _error_of(refusal: Refusal, job: ImageJob) -> PenstockError:
     return _ERRORS.get(refusal.code, EngineFailed)(refusal.message, param=refusal.param)
 
 
-def _error_of_end(error: Ended, job: ImageJob, *, opened: bool) -> PenstockError:
+def _error_of_end(error: ProcessEnded, job: ImageJob, *, opened: bool) -> PenstockError:
     if error.not_started is not None:
         return EngineFailed(f"no process for images could be started: {error.not_started}")
     if not opened:  # of several images nobody knows which it was: the first is that which has to be there

@@ -13,8 +13,8 @@ Committed = tuple[int, str]
 """(offset, metadata), as a commit carries it."""
 
 
-class Delivered(NamedTuple):
-    """A record as it stands in the log. `headers` is empty when one of their names is not UTF-8."""
+class DeliveredRecord(NamedTuple):
+    """A record as it is in the log. `headers` is empty when one of their names is not UTF-8."""
 
     offset: int
     timestamp_ms: int
@@ -25,7 +25,7 @@ class Delivered(NamedTuple):
 
 
 class Batch:
-    """Consecutive records of one partition: all that stands in the log from `start` to `end`, `end` excluded.
+    """Consecutive records of one partition: all that is in the log from `start` to `end`, `end` excluded.
 
     Offsets in that range without a record hold a transaction's marker, or were compacted or deleted. A batch may have
     no records at all. `taken` gives its room back to the consumer: only a few batches are handed over at a time.
@@ -39,7 +39,7 @@ class Batch:
         start: int,
         end: int,
         generation: int,
-        records: Sequence[Delivered],
+        records: Sequence[DeliveredRecord],
         give_room_back: Callable[[], None] | None = None,
     ) -> None:
         self.topic, self.partition = tp
@@ -79,7 +79,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class PartitionProgress:
     """Where the intake of one partition stands: the end of what was handed over, and the end of the log.
 
     `highwater` is None while the broker has not reported it. `paused` says that the partition is held.

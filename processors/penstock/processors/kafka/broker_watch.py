@@ -1,7 +1,7 @@
 """Whether Kafka answers: one watch for the whole worker wakes all who wait for Kafka at once.
 
-Every client tells the watch what it sees. While somebody waits, and only then, a small metadata request asks as well:
-it returns a few milliseconds after Kafka is there again. All methods but `answered` belong to the event loop.
+Every client reports to the watch what it sees. While somebody waits, and only then, a small metadata request asks as
+well: it returns a few milliseconds after Kafka is there again. All methods but `answered` belong to the event loop.
 """
 
 from __future__ import annotations

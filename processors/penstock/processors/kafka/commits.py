@@ -1,6 +1,6 @@
 """Commits on their way to the broker: one at a time, the newest of each partition, never lower than what is known.
 
-Pure. `CommitQueue` says what to send next; the poll thread sends it and tells the answer.
+Pure. `CommitQueue` says what to send next; the poll thread sends it and reports the answer.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ class CommitQueue:
                 question.settle(tp, taken)
 
     def answer_all(self, results: Mapping[TP, bool]) -> None:
-        """The answer to what `all_open` returned."""
         offsets, questions = self.all_open(), self._questions
         if self.sent is not None:
             for tp, waiting in self.sent.questions.items():

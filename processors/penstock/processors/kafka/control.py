@@ -104,7 +104,7 @@ class ControlFollower(RecordFollower[ControlCommand]):
     """Follows the control topic from its start; `on_commands` runs on the event loop, in log order.
 
     Commands may be applied twice, so those that were done before a fault of another do no harm. They are events, no
-    state: when the topic is made anew, a request that was cancelled stays so.
+    state: when the topic is made again, a request that was cancelled stays so.
     """
 
     def __init__(

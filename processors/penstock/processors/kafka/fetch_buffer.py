@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import islice
 
-from penstock.processors.kafka.batches import TP, Delivered
+from penstock.processors.kafka.batches import TP, DeliveredRecord
 
 BATCH_RECORDS = 64
 BATCH_BYTES = 1_000_000
@@ -20,7 +20,7 @@ LEAST_PARTITION_BYTES = 65_536
 RECORD_OVERHEAD_BYTES = 300
 """What a small record costs in memory beside its key and value."""
 
-Piece = tuple[TP, int, int, list[Delivered]]
+Piece = tuple[TP, int, int, list[DeliveredRecord]]
 """(partition, start, end, records)"""
 
 
@@ -32,7 +32,7 @@ class _Partition:
     __slots__ = ("bytes", "end", "handed", "records", "sizes", "urgency")
 
     def __init__(self, offset: int, urgency: int) -> None:
-        self.records: deque[Delivered] = deque()
+        self.records: deque[DeliveredRecord] = deque()
         self.sizes: deque[int] = deque()
         self.bytes = 0
         self.urgency = urgency
@@ -52,12 +52,12 @@ class FetchBuffer:
         self._turn = 0
 
     def assign(self, offsets: Mapping[TP, int]) -> None:
-        """Forget everything; the next record of each partition stands at its offset or behind it."""
+        """Forget everything; the next record of each partition is at its offset or behind it."""
         self._partitions = {tp: _Partition(offset, self._urgency(tp[0])) for tp, offset in offsets.items()}
         self._ready.clear()
         self._limit = max(LEAST_PARTITION_BYTES, self._total_bytes // max(1, len(offsets)))
 
-    def add(self, tp: TP, record: Delivered) -> None:
+    def add(self, tp: TP, record: DeliveredRecord) -> None:
         """A fetched record. Raises OffsetsWentBack."""
         partition = self._partitions.get(tp)
         if partition is None:
@@ -79,7 +79,6 @@ class FetchBuffer:
             self._ready.setdefault(tp)
 
     def ends(self) -> dict[TP, int]:
-        """Where fetching goes on, for each partition."""
         return {tp: partition.end for tp, partition in self._partitions.items()}
 
     def has_any(self, held: frozenset[TP]) -> bool:
@@ -120,7 +119,7 @@ class FetchBuffer:
         return chosen
 
     @staticmethod
-    def _cut(partition: _Partition) -> list[Delivered]:
+    def _cut(partition: _Partition) -> list[DeliveredRecord]:
         count = size = 0
         for record_size in islice(partition.sizes, BATCH_RECORDS):
             if count and size + record_size > BATCH_BYTES:

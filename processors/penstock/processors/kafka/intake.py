@@ -154,7 +154,7 @@ class Intake:
         return self._taken(request, place, origin, attempt, None, size)
 
     def _without_id(self, found: Poison, value: bytes) -> Poison:
-        """The poison that a record is whose schema id stands in a header, named so if that is why it cannot be read."""
+        """The poison that a record is whose schema id is in a header, named so if that is why it cannot be read."""
         if not value or not isinstance(found.reason, WrongMagic):
             return found
         reason = WrongMagic(
@@ -294,7 +294,7 @@ def _checked(request_id: object, tenant: object, otherwise: str | None) -> tuple
 
 
 def _callback(url: object) -> str | None:
-    """The URL, if it is one that may be called: whoever waits for a call hears of an invalid request too."""
+    """The URL, if it is one that may be called: an invalid request has a callback too."""
     if not isinstance(url, str):
         return None
     try:

@@ -3,11 +3,11 @@
 An append-only file in the data folder, one line per start or end of a run. `JournalWriter` writes what has gathered,
 in a thread and without fsync: it must outlive the process, not the machine. Starts are written before their engines
 run. A start that has ended before the next write is never written. When a worker starts, the file is read, folded into
-deaths per record and written anew.
+deaths per record and written again.
 
 It keeps what came of failed attempts too, and of each that died the little that is known, for the request's history.
 
-A request stands in it only while it is on an engine: what has finished and waits for the broker, or waits for its next
+A request is in it only while it is on an engine: what has finished and waits for the broker, or waits for its next
 attempt, did not run when a worker died. The deaths of earlier lives count until the broker has the request's outcome.
 
 Only `orderly_stop` makes an end orderly. However else a life ends, by a fault or a signal, what ran then counts as a
@@ -44,17 +44,17 @@ Start = tuple[int, int]
 _COMPACT_AT_BYTES = 8 << 20
 _REMEMBERED = 10_000
 _MOST_LINES = 100_000
-"""Lines that wait for the disk. Beyond that the file is written anew instead."""
+"""Lines that wait for the disk. Beyond that the file is written again instead."""
 DISK_S = 5.0
 """How long starts wait for the disk. Then it counts as one that refuses: it costs the journal's lines."""
 
 
-class Unwritten(NamedTuple):
+class JournalWrite(NamedTuple):
     """What one write puts on the disk."""
 
     lines: str
     whole: str | None
-    """All that the journal knows, when the file is to be written anew."""
+    """All that the journal knows, when the file is to be written again."""
 
 
 class CrashJournal:
@@ -74,7 +74,7 @@ class CrashJournal:
         self._unwritten_starts: dict[RecordId, None] = {}
         self._lines: list[str] = []
         self._compact = False
-        """Whether the next write writes the file anew."""
+        """Whether the next write writes the file again."""
         self._unwritten = b""
         """Taken, but not written: the disk refused it."""
         self._written_bytes = 0
@@ -128,15 +128,15 @@ class CrashJournal:
         """Whether there is something to write."""
         return bool(self._lines or self._unwritten_starts or self._unwritten)
 
-    def take(self) -> Unwritten:
+    def take(self) -> JournalWrite:
         """What has gathered, for `write`."""
         lines = [*self._lines, *(_line("S", *record, *self._running[record]) for record in self._unwritten_starts)]
         self._lines.clear()
         self._unwritten_starts.clear()
         whole, self._compact = self._whole() if self._compact else None, False
-        return Unwritten("".join(lines), whole)
+        return JournalWrite("".join(lines), whole)
 
-    def write(self, unwritten: Unwritten) -> None:
+    def write(self, unwritten: JournalWrite) -> None:
         """Blocks. A disk that refuses costs the journal's lines, never the worker."""
         self._unwritten += unwritten.lines.encode()
         try:
@@ -164,7 +164,7 @@ class CrashJournal:
     def orderly_stop(self) -> None:
         """The worker stops in order: what still ran is handed back and is no death. Blocks."""
         self._running.clear()
-        self.take()  # the file is written anew
+        self.take()  # the file is written again
         try:
             self._rewrite(self._whole())
         except OSError as error:
@@ -230,7 +230,7 @@ class CrashJournal:
         return "".join(lines)
 
     def _rewrite(self, whole: str) -> None:
-        """Write the file anew, beside the old one and then over it. After an OSError the old one is in use."""
+        """Write the file again, beside the old one and then over it. After an OSError the old one is in use."""
         fresh = self._path.with_suffix(".new")
         fresh.write_text(whole)
         file = os.open(fresh, os.O_WRONLY | os.O_APPEND)

@@ -1,7 +1,7 @@
 """Logs that do not hold the group's offset any more: where reading goes on. It is said, counted and committed.
 
 A broker can lose the end of a log: a failed disk, an older backup, an unclean election. Retention can delete records
-that nobody has read. librdkafka must not go on somewhere else by itself, so it is told to report a refused position.
+that nobody has read. librdkafka must not go on somewhere else by itself, so it is set to report a refused position.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LostLogs:
     def position_refused(self, tp: TP, committed: Committed | None) -> None:
         """The log did not hold what this consumer has read. Remembered until an assignment or `begin_again` mends it.
 
-        `committed` is None when the partition had been taken from it before that was heard: what `has_read` was told
+        `committed` is None when the partition had been taken from it before that was heard: what `has_read` was given
         counts then.
 
         The log may grow beyond the commit before this member has its partition again, and looks whole then.

@@ -24,7 +24,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.tasks import end_all
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.kafka import rdkafka_transport
-from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, Progress
+from penstock.processors.kafka.batches import TP, Assignment, Batch, Committed, PartitionProgress
 from penstock.processors.kafka.lost_logs import LostLogs, OnLostLog
 from penstock.processors.kafka.poll_thread import PollThread
 from penstock.schemas.errors import PenstockError
@@ -97,7 +97,7 @@ def make_faust_app(group: GroupSettings) -> Any:
 def consumer_config(kafka: KafkaSettings, group: GroupSettings) -> dict[str, Any]:
     """librdkafka's settings of a member.
 
-    Little is fetched ahead: urgent records must not stand behind much that was fetched before them.
+    Little is fetched ahead: urgent records must not be behind much that was fetched before them.
     """
     return {
         **kafka.librdkafka(),
@@ -256,7 +256,7 @@ class Membership:
                     break
                 self._deliver(kept.popleft())
 
-    async def progress(self) -> dict[TP, Progress]:
+    async def progress(self) -> dict[TP, PartitionProgress]:
         """What was handed over of each assigned partition, and where its log ends (at most some seconds old)."""
         if refused := self.rights.topics:
             await asyncio.to_thread(self.rights.look)
@@ -271,7 +271,7 @@ class Membership:
                 logger.info("group.ends_unknown error=%s", error)
                 self._highwaters = {}
         return {
-            tp: Progress(
+            tp: PartitionProgress(
                 position=position, highwater=self._highwaters.get(tp), paused=tp in self._held or tp[0] in refused
             )
             for tp, position in self._positions.items()

@@ -17,6 +17,7 @@ from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.kafka.topic_watch import PoolTopics
 from penstock.processors.outputs import pixels_of
 from penstock.processors.preparation import Preparation
+from penstock.processors.request_log import log_ended
 from penstock.schemas.aliases import named, names_in
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import InvalidRequest, PenstockError, to_error_record
@@ -43,13 +44,6 @@ def trace_of(subject: Subject) -> Headers | None:
     return None
 
 
-def result_headers(subject: Subject) -> Headers | None:
-    """Of what goes to the result topic: the trace, and who is to be called back (see decisions/0059)."""
-    url = subject.request.callback_url
-    trace = trace_of(subject)
-    return trace if url is None else [*(trace or ()), (HEADER_CALLBACK, url.encode())]
-
-
 def _named(error: PenstockError, subject: Subject) -> PenstockError:
     """The error with the names that the request's record uses for its fields."""
     if error.param is None or subject.body is None:
@@ -69,13 +63,22 @@ class Outcomes:
         worker_id: str,
         engine_facts: EngineFacts,
         pool_topics: PoolTopics | None = None,
+        trace: Callable[[Subject], Headers | None] = trace_of,
     ) -> None:
+        """`trace` gives the header that names the trace of what is published of a request."""
+        self._trace = trace
         self._pool_topics = pool_topics
         self._publisher = publisher
         self._names = names
         self._codec = codec
         self._worker_id = worker_id
         self._engine_facts = engine_facts
+
+    def _result_headers(self, subject: Subject) -> Headers | None:
+        """Of what goes to the result topic: the trace, and who is to be called back (see decisions/0059)."""
+        url = subject.request.callback_url
+        trace = self._trace(subject)
+        return trace if url is None else [*(trace or ()), (HEADER_CALLBACK, url.encode())]
 
     def status(self, effect: Status) -> None:
         subject = effect.subject
@@ -100,9 +103,9 @@ class Outcomes:
                 step=effect.step,
                 steps=effect.steps,
                 history=subject.history,
-                **subject.labels._asdict(),
+                **subject.labels.of_events(),
             ),
-            headers=result_headers(subject) if subject.request.callback_statuses else trace_of(subject),
+            headers=self._result_headers(subject) if subject.request.callback_statuses else self._trace(subject),
         )
 
     def _on_the_way(self, subject: Subject, kind: str, **values: Any) -> ResultEvent:
@@ -118,7 +121,7 @@ class Outcomes:
             created_at=now_ms(),
             worker_id=self._worker_id,
             metadata={},
-            **subject.labels._asdict(),
+            **subject.labels.of_events(),
             **values,
         )
 
@@ -142,20 +145,20 @@ class Outcomes:
             _log_refusal("chunk", subject, error)
             refused()
 
-        self._publisher.chunk(event, acknowledged, refused=never, headers=result_headers(subject))
+        self._publisher.chunk(event, acknowledged, refused=never, headers=self._result_headers(subject))
 
     def claim(self, subject: Subject, acknowledged: Callable[[], None]) -> None:
         """Publish that its present (epoch, attempt) says what follows of its stream, whatever others still say."""
         event = self._on_the_way(subject, "chunk")
         refused = partial(_log_refusal, "claim", subject)
-        self._publisher.chunk(event, acknowledged, refused=refused, headers=result_headers(subject))
+        self._publisher.chunk(event, acknowledged, refused=refused, headers=self._result_headers(subject))
 
     def preview(self, effect: ShowPreview, preview: Preview) -> None:
         """Publish where a preview lies. One that cannot be published is left out: it is advice."""
         subject = effect.subject
         event = self._on_the_way(subject, "preview", preview=preview)
         refused = partial(_log_refusal, "preview", subject)
-        self._publisher.chunk(event, refused=refused, headers=result_headers(subject))
+        self._publisher.chunk(event, refused=refused, headers=self._result_headers(subject))
 
     def terminal(self, effect: Terminal, done: Callable[[str], None]) -> None:
         """Publish the outcome; `done` gets its status when the broker has it."""
@@ -195,8 +198,19 @@ class Outcomes:
             **output,
         )
         self._publisher.result(
-            event, lambda failure: done(effect.status if failure is None else "failed"), headers=result_headers(subject)
+            event,
+            lambda failure: done(effect.status if failure is None else "failed"),
+            headers=self._result_headers(subject),
         )
+
+    def acknowledged(self, effect: Terminal, status: str) -> None:
+        """The broker has the outcome of a request: log it."""
+        subject, replica = effect.subject, effect.replica
+
+        def device() -> str | None:
+            return None if replica is None else self._engine_facts(subject.lane, replica)[0]
+
+        log_ended(effect, status, self._worker_id, device, self._trace(subject))
 
     def letter(self, effect: PublishDeadLetter, done: Callable[[], None]) -> None:
         """Keep the record in the dead-letter topic, with its bytes."""
@@ -231,7 +245,7 @@ class Outcomes:
     def republish(self, effect: Republish, done: Callable[[], None], refused: Callable[[PenstockError], None]) -> None:
         """Put a record where it belongs, with its id and origin. Raises BadAvro.
 
-        `refused` is told when it is too large, as one at the limit can become by its origin, or when there is no such
+        `refused` is called when it is too large, as one at the limit can become by its origin, or when there is no such
         pool.
         """
         subject, body = effect.subject, effect.subject.body
@@ -262,7 +276,7 @@ class Outcomes:
 
 
 def _log_refusal(what: str, subject: Subject, error: PenstockError) -> None:
-    logger.error("%s.refused request=%s error=%s", what, subject.request_id, error.code)
+    logger.error("%s.refused request_id=%s error=%s", what, subject.request_id, error.code)
 
 
 def since_fields(place: tuple[int, int] | None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from penstock.common.kafka_errors import client_logger, missing_right
 from penstock.common.lost_brokers import LostBrokers, let_go
 from penstock.common.read_rights import ReadRights
 from penstock.common.reader import message_headers
-from penstock.processors.kafka.batches import TP, Batch, Committed, Delivered
+from penstock.processors.kafka.batches import TP, Batch, Committed, DeliveredRecord
 from penstock.processors.kafka.commits import CommitQueue
 from penstock.processors.kafka.fetch_buffer import FetchBuffer
 from penstock.processors.kafka.lost_logs import Extent, LostLogs, extents
@@ -267,7 +267,7 @@ class PollThread:
             headers, readable = message_headers(message)
             self._buffer.add(
                 tp,
-                Delivered(
+                DeliveredRecord(
                     message.offset() or 0, message.timestamp()[1], message.key(), message.value(), headers, readable
                 ),
             )
@@ -326,7 +326,7 @@ class PollThread:
     # -- logs that do not hold a position
 
     def _mend_positions(self) -> None:
-        """Go on behind records that were deleted unread; begin anew where a log has lost its end."""
+        """Go on behind records that were deleted unread; begin again where a log has lost its end."""
         positions = {tp: end for tp, end in self._buffer.ends().items() if tp in self._refused}
         found = extents(self._kafka, list(positions))
         if found.keys() != positions.keys():

@@ -1,10 +1,10 @@
 """What other workers have published of a stream before it came to this one, read from the result topic.
 
 A worker that dies in the middle of streams leaves their pieces at the end of the result topic. Once after an
-assignment, when the first stream asks, the end of each of its partitions is looked through for the keys that stand
-there; a request that is not among them was told nothing lately, and begins anew. For the others a *claim* is published:
-a chunk without text, of this worker's (epoch, attempt). Behind it nothing that the other worker still writes is heard,
-so what stands before it never changes: it is read, and folded as every reader does.
+assignment, when the first stream asks, the end of each of its partitions is looked through for the keys of its records.
+A request that is not among them has published nothing recently, and begins again. For the others a *claim* is
+published: a chunk without text, of this worker's (epoch, attempt). Readers ignore what the other worker writes behind
+it. So what is before it never changes: it is read, and folded as every reader does.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.work import Subject
+from penstock.processors.request_spans import LostRun
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError, PenstockError
 from penstock.schemas.fold import ResultFold
@@ -33,13 +34,13 @@ from penstock.schemas.topics import TP
 logger = logging.getLogger(__name__)
 
 READ_S = 20.0
-"""What takes longer is given up: the stream begins anew."""
+"""What takes longer is given up: the stream begins again."""
 GATHER_S = 0.02
 """Streams that are claimed within this time are read together."""
 LOOK_BACK_S = 15.0
 """Beyond the session of a worker that died: so long before its death a stream may have said its last word."""
 LAST_RECORDS = 2_000
-"""So much of each partition is looked through at least: after an outage of all workers nothing recent stands there."""
+"""So much of each partition is looked through at least: after an outage of all workers nothing recent is there."""
 MOST_KEYS = 200_000
 
 Beginning = tuple[TP, int]
@@ -58,31 +59,39 @@ class PublishedStreams:
         *,
         look_back_s: float,
         owned_since_ms: Callable[[], float] = now_ms,
+        on_lost: Callable[[Subject, Sequence[LostRun]], None] | None = None,
     ) -> None:
+        """`on_lost` gets what other runs have published of a stream that is taken over."""
         self._settings = settings
         self._codec = codec
         self._claim = claim
         self._look_back_s = look_back_s
         self._owned_since_ms = owned_since_ms
+        self._on_lost = on_lost
         self._epoch = -1
         self._keys: asyncio.Future[dict[bytes, Beginning]] | None = None
-        self._reading: list[tuple[Subject, Beginning, asyncio.Future[PublishedPrefix | None]]] = []
+        self._reading: list[tuple[Subject, Beginning, asyncio.Future[StreamSoFar | None]]] = []
         self._reader: asyncio.Task[None] | None = None
 
     async def of(self, subject: Subject) -> PublishedPrefix | None:
-        """What stands of its stream, claimed for its present (epoch, attempt); None when it begins anew."""
+        """What stands of its stream, claimed for its present (epoch, attempt); None when it begins again."""
         try:
             async with asyncio.timeout(READ_S):
                 begins = (await self._keys_of(subject.epoch)).get(subject.request_id.encode())
                 if begins is None:
                     return None
                 await self._claimed(subject)
-                published = await self._read(subject, begins)
+                stream = await self._read(subject, begins)
         except (PenstockError, TimeoutError) as error:
-            logger.warning("stream.not_read request=%s error=%s", subject.request_id, type(error).__name__)
+            logger.warning("stream.not_read request_id=%s error=%s", subject.request_id, type(error).__name__)
             return None
+        published = None if stream is None else stream.published
+        if stream is not None and self._on_lost is not None:
+            self._on_lost(subject, list(stream.lost.values()))
         logger.info(
-            "stream.taken_over request=%s tokens=%d", subject.request_id, len(published.token_ids) if published else 0
+            "stream.taken_over request_id=%s tokens=%d",
+            subject.request_id,
+            len(published.token_ids) if published else 0,
         )
         return published
 
@@ -120,9 +129,9 @@ class PublishedStreams:
         read_ranges(self._settings, {tp: (begins[tp], ends[tp]) for tp in partitions}, give_up, keep=note)
         return found
 
-    def _read(self, subject: Subject, begins: Beginning) -> asyncio.Future[PublishedPrefix | None]:
+    def _read(self, subject: Subject, begins: Beginning) -> asyncio.Future[StreamSoFar | None]:
         """Together with others that are claimed at the same time."""
-        future: asyncio.Future[PublishedPrefix | None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[StreamSoFar | None] = asyncio.get_running_loop().create_future()
         self._reading.append((subject, begins, future))
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read_all())
@@ -141,7 +150,7 @@ class PublishedStreams:
                 if not future.done():
                     future.set_result(found.get(subject.request_id.encode()))
 
-    def _fold(self, claimed: Sequence[tuple[Subject, Beginning]]) -> dict[bytes, PublishedPrefix | None]:
+    def _fold(self, claimed: Sequence[tuple[Subject, Beginning]]) -> dict[bytes, StreamSoFar]:
         """By the keys of their records. On a thread; raises BrokerUnavailable."""
         streams = {subject.request_id.encode(): StreamSoFar(subject) for subject, _ in claimed}
         begins: dict[TP, int] = {}
@@ -154,7 +163,7 @@ class PublishedStreams:
             again = {key: StreamSoFar(stream.subject) for key, stream in cut.items()}
             self._apply(again, admin.offsets_at(self._settings, list(begins), since_ms))
             streams |= again
-        return {key: stream.published for key, stream in streams.items()}
+        return streams
 
     def _apply(self, streams: dict[bytes, StreamSoFar], begins: dict[TP, int]) -> None:
         ends = admin.end_offsets(self._settings, begins)
@@ -174,7 +183,7 @@ class PublishedStreams:
 
 
 class StreamSoFar:
-    """The fold of one stream, with its tokens."""
+    """The fold of one stream, with its tokens, and when other runs than the present one published something of it."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -183,9 +192,11 @@ class StreamSoFar:
         self._tokens: list[int] = []
         self.is_cut = False
         """Whether its first piece was not read."""
+        self.lost: dict[tuple[int, int], LostRun] = {}
 
     def apply(self, event: ResultEvent) -> None:
         fold, since = self._fold, self._fold.since
+        self._note(event)
         fold.apply(event)
         if fold.since != since:
             self._tokens, self.is_cut = [], False
@@ -199,6 +210,12 @@ class StreamSoFar:
             self._tokens += event.token_ids
         elif first > len(self._tokens):
             self.is_cut = True
+
+    def _note(self, event: ResultEvent) -> None:
+        place = event.epoch, event.attempt
+        if event.origin == self.subject.origin and place < (self.subject.epoch, self.subject.attempt):
+            first_ms = self.lost[place].first_ms if place in self.lost else event.created_at
+            self.lost[place] = LostRun(*place, event.worker_id, first_ms, event.created_at)
 
     @property
     def published(self) -> PublishedPrefix | None:

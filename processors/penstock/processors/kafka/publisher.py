@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 GATHER_S = 0.002
 """How long a record waits for others at most while something is under way."""
 GATHERED_RECORDS = 64
-"""So many leave together without waiting longer."""
+"""How many leave together without waiting longer."""
 LETTER_WINDOW = 64
 """Dead letters under way at once."""
 AGAIN_S = 1.0
@@ -221,7 +221,7 @@ class Publisher:
     ) -> None:
         """Publish the terminal event; `done` runs after the broker acknowledged it.
 
-        What can never be published is replaced by a small failed event, whose error `done` is told.
+        What can never be published is replaced by a small failed event, whose error `done` gets.
         """
         failure: PenstockError | None = None
 
@@ -233,7 +233,7 @@ class Publisher:
         try:
             value = self._codec.encode(event)
         except BadAvro as error:  # e.g. a lone surrogate in an engine's text
-            logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
+            logger.error("publish.unencodable request_id=%s error=%s", event.request_id, error)
             value = substitute(InternalError("the output cannot be encoded"))
         key = event.request_id.encode()
         self._send(
@@ -257,7 +257,7 @@ class Publisher:
         try:
             value = self._codec.encode(event)
         except BadAvro as error:
-            logger.error("publish.unencodable request=%s error=%s", event.request_id, error)
+            logger.error("publish.unencodable request_id=%s error=%s", event.request_id, error)
             value = bare(error)
         key = event.request_id.encode()
         substitute = bare if event.done else None

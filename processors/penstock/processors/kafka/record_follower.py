@@ -1,8 +1,8 @@
 """Following the compacted topics of orders and of reports: read to the end at the start, then on. Nothing on them ends
 a worker.
 
-A topic that is deleted and made anew is another topic: the offsets of the former one mean nothing in it. It is known by
-Kafka's topic id, and read from its beginning.
+A topic that is deleted and created again is another topic: the offsets of the former one mean nothing in it. It is
+known by Kafka's topic id, and read from its beginning.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 REGISTRY_RETRY_S = 1.0
 LOOK_EACH_S = 5.0
-"""So often it is looked whether the topic is still the same."""
+"""How often it is looked whether the topic is still the same."""
 FETCH_WAIT_MS = 500
 POLL_S = 0.2
 """For so long the broker keeps a fetch that finds nothing. A record that comes ends the wait."""
@@ -112,7 +112,7 @@ class RecordFollower(Generic[T]):
         Raises BrokerUnavailable after `deadline_s`, also when reading has ended: the watchdog ends the worker then.
         """
         try:
-            # Named here: a reader that is about to begin with a topic made anew has no partitions yet.
+            # Named here: a reader that is about to begin with a topic made again has no partitions yet.
             self._reader.wait_until_caught_up(deadline_s, partitions=[(self._topic, 0)])
         except InternalError as error:
             raise BrokerUnavailable(error.message) from error
@@ -130,7 +130,7 @@ class RecordFollower(Generic[T]):
         await self._tasks.cancel()
         await asyncio.to_thread(self._reader.stop)
 
-    # -- a topic that is deleted and made anew
+    # -- a topic that is deleted and created again
 
     async def _watch_topic(self) -> None:
         while True:
@@ -151,7 +151,7 @@ class RecordFollower(Generic[T]):
     async def _follow_anew(self, topic_id: str) -> None:
         """Read another topic of this name from its beginning. Raises PenstockError, and is then called again."""
         logger.warning(
-            "%s.topic_replaced topic=%s: it was deleted and made anew; it is read from its beginning",
+            "%s.topic_replaced topic=%s: it was deleted and created again; it is read from its beginning",
             self._name,
             self._topic,
         )
@@ -263,7 +263,7 @@ def report_in(message: RawMessage, codec: Codec, heard_ms: int) -> WorkerState |
 class DesiredFollower(RecordFollower[DesiredRecord]):
     """Follows the topic from its start; `on_records` runs on the event loop, in log order.
 
-    `on_topic` gets Kafka's id of a topic before its first record, also of one that was made anew.
+    `on_topic` gets Kafka's id of a topic before its first record, also of one that was made again.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock.processors.kafka.batches import Progress
+from penstock.processors.kafka.batches import PartitionProgress
 from penstock.schemas.topics import TP
 
 ASLEEP_S = 5.0
@@ -33,7 +33,7 @@ class StallWatch:
         self._looked_at = float("-inf")
         self.stalled: frozenset[TP] = frozenset()
 
-    def look(self, seen: Mapping[TP, Progress], *, room: bool, now: float) -> frozenset[TP]:
+    def look(self, seen: Mapping[TP, PartitionProgress], *, room: bool, now: float) -> frozenset[TP]:
         """Note the positions now. `room` is whether intake would take more; seconds are monotonic."""
         if now - self._looked_at > ASLEEP_S:
             self._watched.clear()

@@ -26,7 +26,7 @@ Facts = Callable[[str], DeviceFacts | None]
 
 
 def this_machine(device: str) -> DeviceFacts | None:
-    """Facts of a real device, looked up anew: for engines that are made without a worker."""
+    """Facts of a real device, looked up again: for engines that are made without a worker."""
     return next((one for probe in (CpuProbe(), NvmlProbe()) for one in probe.devices() if one.device == device), None)
 
 
@@ -107,7 +107,6 @@ def make_managed(making: Making) -> Engine:
 
 
 def make_child(making: Making) -> Engine:
-    """An engine in a process of its own."""
     from penstock.processors.engines.process.host import ChildEngine
 
     config, options = making.config, making.options

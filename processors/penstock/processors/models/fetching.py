@@ -22,7 +22,7 @@ STEP = 0.01
 """A line is printed when so much more of all bytes is there."""
 
 
-class Progress:
+class DownloadProgress:
     """Adds up the bytes of files that come side by side; `say` is called with the part of all of them that is there."""
 
     def __init__(self, total_bytes: int, say: Callable[[float], None]) -> None:
@@ -72,13 +72,13 @@ def fetch(source: str, revision: str | None, *, code: bool, say: Callable[[float
 
     get_session().event_hooks["request"].append(bound)
     wanted: dict[str, Any] = {"revision": revision, "allow_patterns": [*HUB_FILES, *(CODE_FILES if code else ())]}
-    silent = Progress(0, lambda fraction: None).bar()
+    silent = DownloadProgress(0, lambda fraction: None).bar()
     try:
         files: Any = snapshot_download(source, **wanted, dry_run=True, tqdm_class=silent)
         missing = sum(file.file_size for file in files if file.will_download)
     except (HfHubHTTPError, OSError):  # offline: what is in the cache must do
         missing = 0
-    return snapshot_download(source, **wanted, tqdm_class=Progress(missing, say).bar() if missing else silent)
+    return snapshot_download(source, **wanted, tqdm_class=DownloadProgress(missing, say).bar() if missing else silent)
 
 
 def _is_final(error: Exception) -> bool:

@@ -41,9 +41,7 @@ class Reports(Protocol):
         """So much of its download is there, from 0 to 1."""
         ...
 
-    def up(self, model: str, replica: int, engine: Engine) -> None:
-        """It is ready."""
-        ...
+    def up(self, model: str, replica: int, engine: Engine) -> None: ...
 
     def load_failed(self, model: str, replica: int, error: PenstockError) -> None:
         """Its process has ended and its memory is back."""
@@ -147,7 +145,7 @@ class ModelManager:
     async def _sized_now(self, model: str, *, anew: bool = False) -> tuple[ModelConfig, ModelSize]:
         """Its entry, and the size that belongs to it: the entry may change while it is sized. Raises ModelNotFound.
 
-        With `anew` a known size is not used: the files may have changed.
+        With `again` a known size is not used: the files may have changed.
         """
         while True:
             config = self._config(model)

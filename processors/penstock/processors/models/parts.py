@@ -41,7 +41,7 @@ TOKENIZER_TIMES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """A part of an engine's memory, in bytes."""
 
     name: str
@@ -93,7 +93,6 @@ def safetensors(folder: Path) -> list[Tensor]:
 
 
 def tensors_of(file: Path) -> list[Tensor]:
-    """All tensors of one safetensors file."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(length))
@@ -158,7 +157,7 @@ def weights_bytes(files: Files, options: Mapping[str, Any]) -> int:
     return math.ceil(total)
 
 
-def _text(files: Files, options: Mapping[str, Any]) -> list[Part]:
+def _text(files: Files, options: Mapping[str, Any]) -> list[MemoryPart]:
     size, cache = element_bytes(options), cache_tokens(options)
     tokens, hidden = batch_tokens(options), files.number("hidden_size")
     inner = files.number("intermediate_size", default=4 * hidden)
@@ -166,21 +165,21 @@ def _text(files: Files, options: Mapping[str, Any]) -> list[Part]:
     logits = text_slots(options) * files.number("vocab_size") * 4 * LOGITS_COPIES
     mask = tokens * (cache + tokens) * size
     return [
-        Part("token cache", cache * kv_bytes_per_token(files.config, size)),
-        Part("batch", logits + mask + tokens * (6 * hidden + 3 * inner) * size),
+        MemoryPart("token cache", cache * kv_bytes_per_token(files.config, size)),
+        MemoryPart("batch", logits + mask + tokens * (6 * hidden + 3 * inner) * size),
     ]
 
 
-def _embedding(files: Files, options: Mapping[str, Any]) -> list[Part]:
+def _embedding(files: Files, options: Mapping[str, Any]) -> list[MemoryPart]:
     tokens, hidden = padded_tokens(options), files.number("hidden_size")
     inner = files.number("intermediate_size", default=4 * hidden)
     heads = files.number("num_attention_heads", default=1)
     longest = min(files.number("max_position_embeddings", default=512), int(options.get("window", 1 << 30)))
     tokens = max(tokens, longest)
-    return [Part("batch", tokens * ((8 * hidden + 3 * inner) * 4 + heads * longest * 4))]
+    return [MemoryPart("batch", tokens * ((8 * hidden + 3 * inner) * 4 + heads * longest * 4))]
 
 
-PARTS: Mapping[str, Callable[[Files, Mapping[str, Any]], list[Part]]] = {"text": _text, "embedding": _embedding}
+PARTS: Mapping[str, Callable[[Files, Mapping[str, Any]], list[MemoryPart]]] = {"text": _text, "embedding": _embedding}
 """By kind of engine: what it takes beside weights, tokenizer and process."""
 
 
@@ -193,19 +192,19 @@ def shape_of(kind: str, options: Mapping[str, Any]) -> Shape:
 
 def memory_parts(
     path: Path, kind: str, options: Mapping[str, Any], process_bytes: int = PROCESS_BYTES
-) -> tuple[Part, ...]:
+) -> tuple[MemoryPart, ...]:
     """All that an engine of this model will hold at its peak, on its device. Raises InvalidRequest."""
     files = read_files(path)
     if not files.tensors:
         raise InvalidRequest(f"{path} holds no safetensors weights (pickled ones are not opened)")
-    weights = Part("weights", weights_bytes(files, options))
+    weights = MemoryPart("weights", weights_bytes(files, options))
     running = PARTS[kind](files, options)
     if device_name(options) != "cpu":
-        own = [Part("CUDA context", CUDA_CONTEXT_BYTES), Part("workspaces", WORKSPACE_BYTES)]
+        own = [MemoryPart("CUDA context", CUDA_CONTEXT_BYTES), MemoryPart("workspaces", WORKSPACE_BYTES)]
         return (weights, *running, *own)
-    own = [Part("tokenizer", files.tokenizer_bytes * TOKENIZER_TIMES), Part("process", process_bytes)]
+    own = [MemoryPart("tokenizer", files.tokenizer_bytes * TOKENIZER_TIMES), MemoryPart("process", process_bytes)]
     # While weights are converted, the pages of their files are there too.
     stored = sum(one.stored_bytes for one in files.tensors)
     converted = 0 if all(one.dtype == "F32" for one in files.tensors) and element_bytes(options) == 4 else stored
     loading = converted - sum(part.bytes for part in running)
-    return (weights, *running, *own, *([Part("loading", loading)] if loading > 0 else []))
+    return (weights, *running, *own, *([MemoryPart("loading", loading)] if loading > 0 else []))

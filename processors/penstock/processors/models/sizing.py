@@ -19,7 +19,7 @@ from penstock.processors.engines.base import Limits
 from penstock.processors.engines.process.loading import cache_tokens
 from penstock.processors.models.catalog import ModelConfig
 from penstock.processors.models.fetching import AWAY, FAILED, PROGRESS
-from penstock.processors.models.parts import PROCESS_BYTES, Part, memory_parts, shape_of
+from penstock.processors.models.parts import PROCESS_BYTES, MemoryPart, memory_parts, shape_of
 from penstock.schemas.errors import EngineFailed, InvalidRequest
 
 OnProgress = Callable[[float], None]
@@ -36,7 +36,7 @@ class ModelSize:
     """Of main memory, while its weights pass through that on their way to a card."""
     adapters: tuple[str, ...] = ()
     """Where its LoRA adapters really lie."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
     """What `need_bytes` is made of, where it was estimated."""
     shape: Shape = ()
     """What its options allow of its largest batch."""
@@ -70,7 +70,7 @@ async def size_model(
     """Find the model, fetching it from the hub if need be, and size it. Cancelled, it leaves nothing that goes on.
 
     `on_progress` hears how much of a download is there, from 0 to 1. What the entry says of the model's memory goes
-    before what its files say. `process_bytes` tells what a process of a kind of engine, with so many threads, owns
+    before what its files say. `process_bytes` returns what a process of a kind of engine, with so many threads, owns
     beside its model. Raises CannotLoad or InvalidRequest with the cure, OSError.
     """
     size: ModelSize = await load(config.kind.sizer)(config, on_progress)
@@ -93,7 +93,7 @@ async def size_of_files(config: ModelConfig, on_progress: OnProgress) -> ModelSi
     code = bool(config.options.get("trust_remote_code"))
     path = local_path(config.source) or await fetch(config.source, config.revision, code=code, on_progress=on_progress)
     adapters = [str(local_path(one) or await fetch(one, on_progress=on_progress)) for one in config.adapters]
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
     if config.kind.files_need is None:
         parts = await in_daemon_thread(memory_parts, path, config.engine, config.options)
         need = sum(part.bytes for part in parts)

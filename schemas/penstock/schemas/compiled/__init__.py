@@ -24,7 +24,7 @@ Encoder = Callable[[Any], bytes]
 Decoder = Callable[[bytes], Any]
 
 KEPT = 256
-"""So many functions, and so many trees, are kept. A registry may hold schemas without end."""
+"""How many functions are kept, and how many trees. A registry may hold any number of schemas."""
 
 _tree = lru_cache(KEPT)(schema_tree)
 

@@ -68,7 +68,7 @@ def compile_head(writer: Any, reader: Any, names: Sequence[str]) -> Callable[[by
     """What reads some fields of a record and stops behind the last of them: a tuple in the order of `names`, and where
     it stopped.
 
-    It costs least for fields that stand first. What follows them in the message is not looked at. Raises Unsupported.
+    It costs least for fields that are first. What follows them in the message is not looked at. Raises Unsupported.
     """
     source = Source("def head(d):", _CONSTANTS)
     source.line(f"p = {HEADER_SIZE}")

@@ -64,7 +64,7 @@ def _joined(parts: list[Part]) -> str:
 
 
 def _runs(fields: Sequence[Any]) -> list[list[Any]]:
-    """The fields one by one, but those together that stand in a row, are null by default and seldom set.
+    """The fields one by one, but those together that are in a row, are null by default and seldom set.
 
     The first four optional ones of a long row are taken for those that are often set.
     """
@@ -178,7 +178,6 @@ class _Encoder:
         return f"{self._s.constant(frozenset(field['name'] for field in some))}.isdisjoint({place})"
 
     def _entries(self, fields: Sequence[Any], getter: str) -> list[Part]:
-        """Fields of a dictionary, one by one."""
         parts: list[Part] = []
         for field in fields:
             local = self._s.fresh("v")

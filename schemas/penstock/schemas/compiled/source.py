@@ -51,7 +51,7 @@ class Source:
         return "\n".join(self._lines) + "\n"
 
     def compiled(self, function: str, about: str) -> Any:
-        """The function. `about` stands in tracebacks."""
+        """The function. `about` is in tracebacks."""
         # The text is made of the schema's structure alone: names reach it only as checked identifiers or by repr.
         exec(compile(self.text, f"<{about}>", "exec"), self._constants)
         return self._constants[function]

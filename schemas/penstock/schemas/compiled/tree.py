@@ -1,4 +1,4 @@
-"""An Avro schema as a tree: named types stand in the places that refer to them, and what nobody reads is left out."""
+"""An Avro schema as a tree: named types are in the places that refer to them, and what nobody reads is left out."""
 
 from __future__ import annotations
 

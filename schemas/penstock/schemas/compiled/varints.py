@@ -117,7 +117,7 @@ def read_length(data: bytes, at: int, first: int) -> tuple[int, int]:
 
 
 def read_block(data: bytes, at: int) -> tuple[int, int]:
-    """(items, where they begin) of a block of a list or map. A negative count stands before the block's size."""
+    """(items, where they begin) of a block of a list or map. A negative count is before the block's size."""
     count, at = read_long(data, at + 1, first) if (first := data[at]) > 127 else ((first >> 1) ^ -(first & 1), at + 1)
     if count < 0:
         _, at = read_length(data, at + 1, data[at])

@@ -265,7 +265,6 @@ def test_a_fork_is_summed_up_by_the_offsets_of_the_conversation() -> None:
     whole = [*inherited, *((6 + at, one) for at, one in fork.standing())]
     assert scheduler.read_whole(key, whole, fork.end) == Commit(key, 0, 6)
     submit = scheduler.next()
-    assert submit is not None
     assert submit.through == 3, "in what it inherited"
     fork.append("r/summary", message("summary", "assistant", "r", 3))
     scheduler.ended(submit, fork.end, failed=False)
@@ -275,7 +274,6 @@ def test_a_fork_is_summed_up_by_the_offsets_of_the_conversation() -> None:
     for at, _, one in fork.records[-4:]:
         scheduler.record(key, at, one)
     submit = scheduler.next()
-    assert submit is not None
     assert submit.through == 6 + 2, "the third inherited turn, and the fork's first"
     fork.append("s/summary", message("summary", "assistant", "s", 8))
     assert scheduler.record(key, fork.end - 1, fork.records[-1][2]) == Commit(key, 3, 6)
@@ -309,7 +307,6 @@ def test_tenants_take_turns_and_at_most_so_many_are_summed_up_at_once() -> None:
     assert scheduler.due == 1
     scheduler.ended(chosen[0], 0, failed=False)
     again = scheduler.next()
-    assert again is not None
     assert again.key == Key("a", "3")
 
 

@@ -192,7 +192,6 @@ def test_a_summary_stands_for_what_does_not_fit(
             built(past, new, window, limits=limits)
         return
     context = built(past, new, window, limits=limits)
-    assert held is not None
     begin, every = held.summarized_turns, [*(far[n : n + 2] for n in range(0, len(far), 2)), *turns]
     dropped = [m for turn in every[begin : begin + held.dropped_turns] for m in turn]
     about = round(chars(dropped) * context.prompt_tokens / max(1, chars(context.messages)))

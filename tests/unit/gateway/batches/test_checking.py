@@ -171,7 +171,7 @@ class Service:
             raise self._failures.pop(0)
         return Checked(caller, request, request.model)
 
-    async def submit_together(self, many: Sequence[Checked]) -> list[PenstockError | None]:
+    async def submit_together(self, many: Sequence[Checked], batch_id: str) -> list[PenstockError | None]:
         self.submitted.append([checked.request.request_id for checked in many])
         return [None] * len(many)
 

@@ -98,7 +98,7 @@ class World:
 async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     made = World(monkeypatch)
     made.feeder.start()
-    await wait_until_async(lambda: made.feeder.waits_for is None, 10)
+    await wait_until_async(lambda: made.feeder.work.waits_for is None, 10)
     made.listener.on_assigned([FIRST, SECOND])
     yield made
     await made.feeder.cancel()
@@ -136,9 +136,9 @@ async def test_a_stop_ends_all_and_commits_nothing_also_when_a_message_arrives(w
 async def test_a_bridge_that_starts_is_no_fault_and_one_without_its_topic_is(monkeypatch: pytest.MonkeyPatch) -> None:
     feeder, status = World(monkeypatch).feeder, Status()
     monkeypatch.setattr(admin, "partition_counts", lambda *_: dict[str, int]())
-    assert status.by(feeder.waits_for) == "starting"
+    assert status.by(feeder.work.waits_for) == "starting"
     feeder.start()
-    await wait_until_async(lambda: status.by(feeder.waits_for) == "unavailable", 5)
+    await wait_until_async(lambda: status.by(feeder.work.waits_for) == "unavailable", 5)
     await feeder.cancel()
 
 
@@ -155,7 +155,9 @@ def settings(port: int) -> BridgeSettings:
 
 async def test_without_queues_there_is_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert await run_bridge(BridgeSettings()) == EXIT_USAGE
-    assert capsys.readouterr().err == "penstock bridge: there are no [[queues]] to read: see docs/how-to.md\n"
+    assert (
+        capsys.readouterr().err == "penstock bridge: there are no [[queues]] to read: see docs/how-to/integrations.md\n"
+    )
 
 
 async def test_a_port_that_is_taken_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,21 +8,29 @@ import threading
 from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
+import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from kit.gateway_readers import fake_readers
 from kit.records import CODEC, model_info, outcome
+from penstock.cli.paths import free_port
 from penstock.common.group_consumer import Read
 from penstock.common.outgoing import request_record
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
+from penstock.common.tracing import SpanContext
 from penstock.common.transport import AsyncTransport
+from penstock.gateway import side_process
+from penstock.gateway import traces as traces_module
 from penstock.gateway.bridge import known as known_module
 from penstock.gateway.bridge import message_handler
 from penstock.gateway.bridge.known import KNOWN_MS, Known, Sent, SentRequests, content_header, content_of, pools_of
 from penstock.gateway.bridge.message_handler import MessageHandler, StoreReads, TryAgain
 from penstock.gateway.bridge.requests import CLOCKS_MS, Requests
+from penstock.gateway.health_server import HealthServer
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.limits import Limits
 from penstock.gateway.queues.formats import request_key
@@ -44,6 +52,7 @@ from penstock.schemas.ids import idempotent_request_id
 from penstock.schemas.records import ErrorInfo, InferenceRequest, ModelInfo, ResultEvent, Usage
 from penstock.schemas.requests import parse_request
 from penstock.schemas.topics import TopicNames
+from support import wait_until_async
 
 NAMES = TopicNames()
 SENT_MS = 1 << 50
@@ -115,7 +124,7 @@ class FakeClient:
 
 
 def requests_of(client: Any, known: Known, allowances: Allowances) -> Requests:
-    return Requests({"team": cast("AsyncClient", client)}, known, allowances, lambda store, prefix: None)
+    return Requests({"team": cast("AsyncClient", client)}, known, allowances, lambda store, prefix: None, TopicNames())
 
 
 class World:
@@ -178,6 +187,15 @@ async def test_an_unacknowledged_request_is_looked_for_before_it_is_sent_again(
     assert world.client.sent == ["r1"]
 
 
+async def test_a_send_that_fails_has_a_span(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = Mock(begin=Mock(return_value=SpanContext(1, 2)))
+    monkeypatch.setattr(traces_module, "active", lambda: exporter)
+    world.client.failure = BrokerUnavailable("no answer")
+    with pytest.raises(BrokerUnavailable):
+        await world.accepted(made())
+    assert [span.error for one in exporter.end.call_args_list for span in one.args[0]] == ["broker_unavailable"]
+
+
 async def test_a_pool_that_does_not_exist_is_a_refusal_and_a_missing_common_topic_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,6 +218,18 @@ async def test_a_pool_that_does_not_exist_is_a_refusal_and_a_missing_common_topi
 async def test_a_request_beyond_the_limits_is_refused(topics: KnownTopics, limits: Any, model: Any, error: Any) -> None:
     with pytest.raises(error):
         await World(topics, **limits).accepted(made(model=model))
+
+
+async def test_a_priority_that_nobody_named_is_raised_to_the_limit(topics: KnownTopics) -> None:
+    """It is no part of the content: an order may come between two tries."""
+    world = World(topics, max_priority=9)
+    with pytest.raises(Forbidden):
+        await world.accepted(made())
+    assert (await world.accepted(made(), names_priority=False)).request.priority == 9
+    world.allowances.order("team", {"max_priority": 0})
+    assert (await world.accepted(made(), names_priority=False)).request.priority == 5
+    assert (await world.accepted(made("r2", priority=7), names_priority=False)).request.priority == 7
+    assert world.client.sent == ["r1", "r2"]
 
 
 async def test_a_request_counts_as_outstanding_until_its_outcome_and_then_its_tokens(topics: KnownTopics) -> None:
@@ -366,8 +396,10 @@ class Bridges:
         monkeypatch.setattr(message_handler, "now_ms", lambda: self.now_s * 1000)
         monkeypatch.setattr(message_handler, "time", SimpleNamespace(time=lambda: self.now_s))
 
-    def bridge(self) -> MessageHandler:
-        requests, transport = requests_of(self.client, self.known, Allowances()), cast("AsyncTransport", self.transport)
+    def bridge(self, **limits: Any) -> MessageHandler:
+        allowances = Allowances(by_tenant={"team": Limits(**limits)})
+        requests = requests_of(self.client, self.known, allowances)
+        transport = cast("AsyncTransport", self.transport)
         return MessageHandler(requests, transport, cast("StoreReads", None), KafkaSettings(), CODEC)
 
     async def live(self, times_s: Sequence[int]) -> str:
@@ -387,9 +419,16 @@ class Bridges:
         return [one.get("error") or one["payload"]["choices"][0]["message"]["content"] for one in given]
 
 
-def message() -> Read:
-    body = {"messages": [{"role": "user", "content": "the capital of France?"}]}
-    value = {"id": "one", "deadline": str(DEADLINE_S), "payload": body}
+def message(**fields: Any) -> Read:
+    body = {"messages": [{"role": "user", "content": "the capital of France?"}], **fields}
+    return read({"id": "one", "deadline": str(DEADLINE_S), "payload": body})
+
+
+def own(**fields: Any) -> Read:
+    return read({"request_id": "one", "task": "text_generation", "payload": {"prompt": "p"}, **fields})
+
+
+def read(value: dict[str, Any]) -> Read:
     return Read(("jobs", 0), 7, None, json.dumps(value).encode(), 1)
 
 
@@ -420,3 +459,46 @@ async def test_a_message_that_was_not_sent_before_its_deadline_is_not_sent_after
     assert await bridges.live([DEADLINE_S - 1, DEADLINE_S + 1]) == "refused"
     assert bridges.client.sent == [request_id(0)]
     assert bridges.texts == ["deadline exceeded", "deadline exceeded"]
+
+
+@pytest.mark.parametrize(
+    ("form", "read", "refused"),
+    [
+        ("llm-d", message(), False),
+        ("llm-d", message(service_tier="auto"), False),
+        ("llm-d", message(service_tier="default"), True),
+        ("llm-d", message(penstock={"priority": 8}), True),
+        ("llm-d", message(penstock={"priority": 9}), False),
+        ("llm-d", message(penstock={"odd": 1}), True),
+        ("llm-d", read({"id": "one"}), True),
+        ("penstock", own(), False),
+        ("penstock", own(priority=8), True),
+    ],
+)
+async def test_what_is_refused_before_it_is_sent_is_logged_if_nobody_gets_an_answer(
+    bridges: Bridges, form: Any, read: Read, refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bridges.client.outcomes = ended(0)
+    queue = QueueSection(topic="jobs", tenant="team", format=form)
+    outcome = await bridges.bridge(max_priority=9).run(queue, read, 0)
+    logged = [line for line in caplog.messages if line.startswith("queues.refused topic=jobs id=one code=")]
+    assert (outcome, len(logged)) == (("refused", 1) if refused else ("completed", 0))
+    assert len(bridges.client.sent) == (not refused)
+    assert bridges.transport.answers == []
+
+
+async def test_limits_that_do_not_arrive_are_said_and_keep_a_bridge_from_nothing(topics: KnownTopics) -> None:
+    """The broker of these tests has no topic of them."""
+    reason = await wait_until_async(lambda: topics.known.lacks, 5)
+    assert reason is not None
+    assert "do not arrive" in reason
+    assert NAMES.key in reason
+    assert side_process.Status().by(reason) == "degraded"
+    port = free_port()
+    health = HealthServer("127.0.0.1", port, lambda: reason, CollectorRegistry())
+    health.start()
+    async with httpx.AsyncClient() as http:
+        answer = await http.get(f"http://127.0.0.1:{port}/readyz")
+    assert (answer.status_code, answer.json()) == (200, {"status": "degraded", "reason": reason})
+    await health.stop()
+    await topics.known.stop()

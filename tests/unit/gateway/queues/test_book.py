@@ -29,7 +29,7 @@ A, B = ("a", 0), ("b", 0)
 
 def book(window: int = 2, policy: Any = "strict", partitions: tuple[Any, ...] = (A, B)) -> QueueBook:
     made = QueueBook(Merge(policy, [1, 1], Random(7)), 2, window)
-    made.assign(partitions)
+    made.offsets.assign(partitions)
     return made
 
 
@@ -66,10 +66,10 @@ def test_a_new_try_waits_for_its_time_holds_its_offset_and_leaves_its_place_to_o
     assert made.next_time() == 5.0
     assert made.take(6) == [], "the window is full"
     made.settled(second)
-    assert made.commits() == {A: 0}
+    assert made.offsets.commits() == {A: 0}
     assert made.take(6) == [first]
     made.settled(first)
-    assert made.commits() == {A: 2}
+    assert made.offsets.commits() == {A: 2}
 
 
 class Books(RuleBasedStateMachine):
@@ -127,14 +127,14 @@ class Books(RuleBasedStateMachine):
     @rule(tp=st.sampled_from([A, B]))
     def gain(self, tp: Any) -> None:
         if tp not in self.owned:
-            self.book.assign([tp])
+            self.book.offsets.assign([tp])
             self.owned.add(tp)
             self.next[tp] = self.read[tp] = self.committed[tp]
 
     @rule()
     def commit(self) -> None:
         """Of each partition as far as all is done: no record before it is open, and nothing is committed late."""
-        for tp, offset in self.book.commits().items():
+        for tp, offset in self.book.offsets.commits().items():
             assert tp in self.owned
             for before in range(self.committed[tp], offset):
                 assert (tp, before) in self.done, f"{before} of {tp} is not done"

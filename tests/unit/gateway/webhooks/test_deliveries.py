@@ -133,24 +133,24 @@ def begun(name: str, **fields: Any) -> ResultEvent:
 
 def log() -> ResultLog:
     found = ResultLog()
-    found.assign(TP)
+    found.offsets.assign([TP])
     return found
 
 
 def test_the_offset_waits_for_open_requests_and_unkept_outcomes() -> None:
     results = log()
     results.passed(TP, 10, 0)
-    assert results.commits() == {TP: 10}
+    assert results.offsets.commits() == {TP: 10}
     assert not results.on_event(TP, 10, 0, begun("a"))
     assert results.on_event(TP, 11, 0, event("b"))
     results.passed(TP, 20, 0)
-    assert results.commits() == {}, "it stays at 10"
+    assert results.offsets.commits() == {}, "it stays at 10"
     results.settle(TP, ("t", "b"))
-    assert results.commits() == {}
+    assert results.offsets.commits() == {}
     assert results.on_event(TP, 20, 0, event("a"))
     results.settle(TP, ("t", "a"))
-    assert results.commits() == {TP: 20}
-    assert results.commits() == {}, "it is told once"
+    assert results.offsets.commits() == {TP: 20}
+    assert results.offsets.commits() == {}, "it is told once"
 
 
 OTHER = replace(ORIGIN, offset=9)
@@ -174,11 +174,11 @@ def test_a_request_that_never_ends_is_forgotten_after_a_while_and_with_its_parti
     results.on_event(TP, 1, 0, begun("a"))
     for now_ms, commits in ((FORGET_MS, {TP: 1}), (FORGET_MS + 1, {TP: 9})):
         results.passed(TP, 9, now_ms)
-        assert results.commits() == commits
+        assert results.offsets.commits() == commits
     results.revoke(TP)
     results.passed(TP, 12, 0)
     results.settle(TP, ("t", "a"))
-    assert results.commits() == {}
+    assert results.offsets.commits() == {}
 
 
 # -- what becomes of a webhook after an attempt, as a table

@@ -96,19 +96,21 @@ class World(WebhookMetrics):
         self.it = Dispatcher(tools, section)
 
     async def __aenter__(self) -> World:
-        self.it.start()
+        self.it.work.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.answers.set()
         await self.it.cancel()
-        assert not self.it.over.done(), self.it.over.result()
+        assert not self.it.work.over.done(), self.it.work.over.result()
 
     # -- as the dispatcher's tools
 
     def join(self, listener: Listener) -> Any:
         self.listener: Any = listener
-        return SimpleNamespace(start=lambda: None, commit=self.committed.update, hold=lambda topics: None)
+        return SimpleNamespace(
+            waits_for=None, start=lambda: None, commit=self.committed.update, hold=lambda topics: None
+        )
 
     def watch(self, **gauges: Callable[[], float]) -> None:
         super().watch(**gauges)
@@ -262,11 +264,13 @@ async def test_a_webhook_that_cannot_be_made_fails_by_itself(monkeypatch: pytest
 async def test_what_arrives_while_the_registry_is_away_is_bounded() -> None:
     held, heard, tp = list[list[str]](), list[Listener](), ("inference.status", 0)
     codec = Registry(10**9)
-    consumer: Any = SimpleNamespace(hold=held.append, start=lambda: None, commit=lambda offsets: None)
+    consumer: Any = SimpleNamespace(
+        waits_for=None, hold=lambda topics: held.append([*topics]), start=lambda: None, commit=lambda offsets: None
+    )
     tools: Any = SimpleNamespace(kafka=KafkaSettings(), prompt=codec, now_ms=now_ms)
     section = WebhooksSection.model_validate({"secret": KEY})
     calls = StatusCalls(tools, section, lambda listener: heard.append(listener) or consumer)
-    calls.start()
+    calls.work.start()
     (listener,) = heard
     listener.on_assigned([tp])
     batches = 0
@@ -276,7 +280,7 @@ async def test_what_arrives_while_the_registry_is_away_is_bounded() -> None:
         headers = ((HEADER_CALLBACK, b"http://h/hook"),)
         listener.on_batch([Read(tp, batches, b"r", b"...", now_ms(), headers)])
         listener.on_passed({tp: batches + 1})
-    await wait_until_async(lambda: calls.waits_for, 5)
+    await wait_until_async(lambda: calls.work.waits_for, 5)
     codec.away = 0
     await wait_until_async(lambda: len(held) == 2, 5)
     await calls.cancel()
@@ -296,7 +300,7 @@ async def test_the_dispatcher_waits_for_a_registry_that_is_away(away: int) -> No
     async with World(codec=Registry(away)) as world:
         await world.takes_over(waiting(1))
         await world.has(("r1", "delivered"))
-        assert world.it.waits_for is None
+        assert world.it.work.waits_for is None
 
 
 @pytest.mark.usefixtures("soon_again")
@@ -304,7 +308,7 @@ async def test_a_partition_that_goes_while_the_registry_is_waited_for() -> None:
     async with World(codec=Registry(3)) as world:
         await world.takes_over()
         world.reads(2)
-        await wait_until_async(lambda: world.it.waits_for, 5)
+        await wait_until_async(lambda: world.it.work.waits_for, 5)
         await world.listener.on_revoked([TP0])
         await world.all_read()
         assert (world.sent, world.committed) == ([], {})

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kit.records import status as status_event
 from penstock.gateway.webhooks.deliveries import Room
-from penstock.gateway.webhooks.news import NEWS_S, StatusNews
+from penstock.gateway.webhooks.news import NEWS_S, News, StatusNews
 from penstock.gateway.webhooks.policy import DELIVERED, DROPPED, FAILED, Answer, RetryRules
-from penstock.schemas.records import StatusEvent, WebhookDelivery
+from penstock.schemas.records import StatusEvent
 
 TP = ("inference.status", 0)
 OK, DOWN, GONE = Answer(status_code=200), Answer(status_code=500), Answer(status_code=410)
@@ -29,37 +29,37 @@ class Topic:
 
     def __init__(self, room: Room | None = None) -> None:
         self.news = StatusNews(room or Room(in_flight=16), RULES)
-        self.news.assign(TP)
+        self.news.offsets.assign([TP])
         self.offset = 0
 
     def comes(self, event: StatusEvent, now_ms: int = 0) -> str | None:
         said = self.news.on_status(TP, self.offset, event, URL, now_ms)
         self.offset += 1
-        self.news.passed(TP, self.offset)
+        self.news.offsets.passed(TP, self.offset)
         return said
 
     def begun(self, now_ms: int = 0) -> list[str]:
         self.flying = self.news.begin(now_ms)
-        return [event.status for _, event in self.flying]
+        return [one.event.status for one in self.flying]
 
     def ends(self, answer: Answer, now_ms: int = 0) -> str | None:
         (flown,) = self.flying
-        return self.news.ended(flown[0], answer, now_ms, 0.0)
+        return self.news.ended(flown.delivery, answer, now_ms, 0.0)
 
 
 def test_each_status_is_sent_once_and_a_change_of_position_is_not() -> None:
     topic = Topic()
     topic.comes(status("a", "queued"))
     assert topic.begun() == ["queued"]
-    assert topic.news.commits() == {TP: 0}, "it is not told yet"
+    assert topic.news.offsets.commits() == {TP: 0}, "it is not told yet"
     assert topic.ends(OK) == DELIVERED
-    assert topic.news.commits() == {TP: 1}
+    assert topic.news.offsets.commits() == {TP: 1}
     topic.comes(status("a", "queued"))
     assert topic.begun() == []
     topic.comes(status("a", "running"))
     assert topic.begun() == ["running"]
     assert topic.ends(OK) == DELIVERED
-    assert topic.news.commits() == {TP: 3}
+    assert topic.news.offsets.commits() == {TP: 3}
     topic.comes(status("a", "running", attempt=2))
     assert topic.begun() == ["running"], "another attempt is news"
 
@@ -76,7 +76,7 @@ def test_a_newer_status_takes_the_place_of_one_that_waits() -> None:
     assert topic.ends(DOWN, 1_100) == DROPPED, "while it flew it became old"
     assert topic.begun(1_100) == ["retrying"]
     assert topic.ends(OK, 1_200) == DELIVERED
-    assert topic.news.commits() == {TP: 3}
+    assert topic.news.offsets.commits() == {TP: 3}
 
 
 def test_a_final_status_is_not_sent_because_the_outcome_is() -> None:
@@ -84,12 +84,12 @@ def test_a_final_status_is_not_sent_because_the_outcome_is() -> None:
     topic.comes(status("a", "running"))
     (flown,) = topic.news.begin(0)
     topic.comes(status("a", "completed"))
-    assert not topic.news.holds(flown[0])
-    assert topic.news.ended(flown[0], OK, 0, 0.0) is None
+    assert not topic.news.holds(flown.delivery)
+    assert topic.news.ended(flown.delivery, OK, 0, 0.0) is None
     topic.comes(status("b", "running"))
     topic.comes(status("b", "failed"))
     assert topic.begun() == []
-    assert topic.news.commits() == {TP: 4}
+    assert topic.news.offsets.commits() == {TP: 4}
 
 
 def test_old_statuses_are_not_sent_and_failing_receivers_are_given_up() -> None:
@@ -109,7 +109,7 @@ def test_old_statuses_are_not_sent_and_failing_receivers_are_given_up() -> None:
         at = topic.news.next_ms() or at
     assert at <= late + 1000 * NEWS_S
     assert calls > 5
-    assert topic.news.commits() == {TP: 3}
+    assert topic.news.offsets.commits() == {TP: 3}
 
 
 def test_a_status_without_room_is_dropped_and_does_not_hold_the_offset() -> None:
@@ -118,7 +118,7 @@ def test_a_status_without_room_is_dropped_and_does_not_hold_the_offset() -> None
     assert topic.comes(status("b", "running")) == DROPPED
     assert topic.begun() == ["running"]
     topic.ends(OK)
-    assert topic.news.commits() == {TP: 2}
+    assert topic.news.offsets.commits() == {TP: 2}
 
 
 @pytest.mark.parametrize("lands", ["before", "after"])
@@ -133,11 +133,11 @@ def test_a_revoked_partition_takes_its_statuses_along_and_sends_them_when_it_com
     topic.news.revoke(TP)
     if lands == "after":
         assert topic.ends(OK) is None
-    assert (len(topic.news), topic.news.begin(0), topic.news.commits()) == (0, [], {})
-    topic.news.assign(TP)
+    assert (len(topic.news), topic.news.begin(0), topic.news.offsets.commits()) == (0, [], {})
+    topic.news.offsets.assign([TP])
     topic.offset = 0
     topic.comes(status("a", "queued"))
-    assert topic.news.commits() == {TP: 0}
+    assert topic.news.offsets.commits() == {TP: 0}
     assert topic.begun() == ["queued"]
 
 
@@ -151,7 +151,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, max_size=60))
 def test_every_status_is_sent_or_given_up_and_the_offset_reaches_the_end(steps: list[tuple[object, ...]]) -> None:
-    topic, now, flying = Topic(), 0, list[tuple[WebhookDelivery, StatusEvent]]()
+    topic, now, flying = Topic(), 0, list[News]()
     for step in steps:
         now += 400
         match step:
@@ -160,17 +160,17 @@ def test_every_status_is_sent_or_given_up_and_the_offset_reaches_the_end(steps: 
             case ("drop", str(name)):
                 topic.news.drop(("t", name))
             case ("ends", Answer() as answer) if flying:
-                topic.news.ended(flying.pop(0)[0], answer, now, 0.5)
+                topic.news.ended(flying.pop(0).delivery, answer, now, 0.5)
             case _:
                 pass
         flying += topic.news.begin(now)
-        held = [event.request_id for delivery, event in flying if topic.news.holds(delivery)]
+        held = [one.event.request_id for one in flying if topic.news.holds(one.delivery)]
         assert len(held) == len(set(held))
     while flying or len(topic.news):
         now += 1_000
         flying += topic.news.begin(now)
         while flying:
-            topic.news.ended(flying.pop(0)[0], OK, now, 0.5)
-    topic.news.passed(TP, topic.offset)
-    due = topic.news.commits()
+            topic.news.ended(flying.pop(0).delivery, OK, now, 0.5)
+    topic.news.offsets.passed(TP, topic.offset)
+    due = topic.news.offsets.commits()
     assert due.get(TP, topic.offset) == topic.offset

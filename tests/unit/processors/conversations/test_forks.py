@@ -20,14 +20,14 @@ from penstock.common.forks import ForkRecord, TopicForks, begin_record, deleted_
 from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import head_of, id_of
 from penstock.processors.conversations.messages import as_summary
-from penstock.processors.conversations.turns import Turns, TurnStart
+from penstock.processors.conversations.turns import ConversationTurns, TurnStart
 from penstock.processors.earlier_messages import chars_of
 from penstock.schemas.errors import Cancelled, Conflict
 from penstock.schemas.records import ConversationFork, ConversationMessage, InferenceRequest
 
 
 class WorkerTopics(MemoryTopics):
-    """As `Turns` wants them; `before_append` runs once, in front of the next append."""
+    """As `ConversationTurns` wants them; `before_append` runs once, in front of the next append."""
 
     is_shared = False
 
@@ -129,18 +129,18 @@ def request(conversation_id: str, request_id: str, text: str = "?") -> Inference
     return kit.request(request_id, text, conversation_id=conversation_id)
 
 
-async def begin(turns: Turns, of: InferenceRequest) -> str:
+async def begin(turns: ConversationTurns, of: InferenceRequest) -> str:
     start = await turns.read(of, mine)
     identity = await turns.begin(of, 1, 0, mine, start.mark)
     assert identity is not None
     return identity
 
 
-async def turn(turns: Turns, conversation_id: str, number: int) -> None:
+async def turn(turns: ConversationTurns, conversation_id: str, number: int) -> None:
     await kit.turn(turns, request(conversation_id, f"r{number}", f"q{number}"), f"a{number}")
 
 
-async def add_summary(turns: Turns, conversation_id: str, request_id: str, text: str) -> int:
+async def add_summary(turns: ConversationTurns, conversation_id: str, request_id: str, text: str) -> int:
     """Where it ends."""
     asked = replace(request(conversation_id, request_id), task="summarization")
     found = await turns.to_sum_up(asked, conversation_id, None, mine)
@@ -148,15 +148,15 @@ async def add_summary(turns: Turns, conversation_id: str, request_id: str, text:
     return found.through
 
 
-async def seen(turns: Turns, conversation_id: str) -> TurnStart:
+async def seen(turns: ConversationTurns, conversation_id: str) -> TurnStart:
     return await turns.read(request(conversation_id, "reader"), mine)
 
 
-async def said(turns: Turns, conversation_id: str) -> list[str]:
+async def said(turns: ConversationTurns, conversation_id: str) -> list[str]:
     return [message["content"] for message in (await seen(turns, conversation_id)).past.messages]
 
 
-async def places(turns: Turns, conversation_id: str) -> list[int]:
+async def places(turns: ConversationTurns, conversation_id: str) -> list[int]:
     """Offsets of the messages that count."""
     found: list[int] = []
     through = None
@@ -314,17 +314,19 @@ def log() -> WorkerTopics:
 
 
 @pytest.fixture
-async def turns(log: WorkerTopics) -> Turns:
+async def turns(log: WorkerTopics) -> ConversationTurns:
     return turns_of(log)
 
 
-async def forked_after_two_turns(log: WorkerTopics, turns: Turns) -> None:
+async def forked_after_two_turns(log: WorkerTopics, turns: ConversationTurns) -> None:
     await turn(turns, "c", 1)
     await turn(turns, "c", 2)
     log.fork("c", "f", 1)
 
 
-async def test_a_fork_is_prepared_again_after_an_erasure_in_its_parent(log: WorkerTopics, turns: Turns) -> None:
+async def test_a_fork_is_prepared_again_after_an_erasure_in_its_parent(
+    log: WorkerTopics, turns: ConversationTurns
+) -> None:
     await forked_after_two_turns(log, turns)
     asked = request("f", "r3")
     start = await turns.read(asked, mine)
@@ -333,7 +335,9 @@ async def test_a_fork_is_prepared_again_after_an_erasure_in_its_parent(log: Work
     assert await said(turns, "f") == []
 
 
-async def test_a_summary_of_messages_erased_in_the_parent_is_removed(log: WorkerTopics, turns: Turns) -> None:
+async def test_a_summary_of_messages_erased_in_the_parent_is_removed(
+    log: WorkerTopics, turns: ConversationTurns
+) -> None:
     """The parent is another worker's, which erases while the fork's summary is on its way to the log."""
     await forked_after_two_turns(log, turns)
     found = await turns.to_sum_up(request("f", "s"), "f", None, mine)
@@ -345,7 +349,9 @@ async def test_a_summary_of_messages_erased_in_the_parent_is_removed(log: Worker
     assert (await seen(turns, "f")).past.summary is None
 
 
-async def test_a_turn_ends_with_its_conversation_though_forks_remain(log: WorkerTopics, turns: Turns) -> None:
+async def test_a_turn_ends_with_its_conversation_though_forks_remain(
+    log: WorkerTopics, turns: ConversationTurns
+) -> None:
     """The topic stays: an answer that comes behind the deletion is not written, an input is taken back."""
     await forked_after_two_turns(log, turns)
     asked = request("c", "r3", "q3")
@@ -389,7 +395,7 @@ async def test_images_of_deleted_messages_are_held_until_erasure(log: WorkerTopi
     assert holds.held == set()
 
 
-async def test_a_summary_added_during_an_erasure_is_removed(log: WorkerTopics, turns: Turns) -> None:
+async def test_a_summary_added_during_an_erasure_is_removed(log: WorkerTopics, turns: ConversationTurns) -> None:
     """Of a fork that is made, and summed up by another worker, in front of the tombstones."""
     await turn(turns, "c", 1)
     summary = as_summary(answer(request("f", "s"), "told"), 1)
@@ -404,7 +410,9 @@ async def test_a_summary_added_during_an_erasure_is_removed(log: WorkerTopics, t
     assert (list(start.past.messages), start.past.summary) == ([], None)
 
 
-async def test_a_fork_without_its_parent_topic_keeps_its_own_messages(log: WorkerTopics, turns: Turns) -> None:
+async def test_a_fork_without_its_parent_topic_keeps_its_own_messages(
+    log: WorkerTopics, turns: ConversationTurns
+) -> None:
     await forked_after_two_turns(log, turns)
     await turn(turns, "f", 3)
     topic = topic_of("default", "c")
@@ -414,7 +422,9 @@ async def test_a_fork_without_its_parent_topic_keeps_its_own_messages(log: Worke
     assert await said(turns, "f") == ["q3", "a3"], "one of the same name is another conversation"
 
 
-async def test_a_fork_reads_only_the_tail_of_a_topic_that_is_not_its_parent(log: WorkerTopics, turns: Turns) -> None:
+async def test_a_fork_reads_only_the_tail_of_a_topic_that_is_not_its_parent(
+    log: WorkerTopics, turns: ConversationTurns
+) -> None:
     await turn(turns, "c", 0)
     log.fork("c", "f", 1)
     topic = topic_of("default", "c")

@@ -15,7 +15,7 @@ import pytest
 
 from kit.worker_turns import Holds, MemoryLog, answer, contents, mine, picture, request, take, turn, turns_of
 from penstock.processors.conversations.messages import as_summary, input_messages
-from penstock.processors.conversations.turns import LostOwnership, ToSumUp, Turns
+from penstock.processors.conversations.turns import ConversationTurns, LostOwnership, ToSumUp
 from penstock.processors.earlier_messages import EarlierMessages, Summary
 from penstock.schemas.errors import BrokerUnavailable, Cancelled, Conflict
 from penstock.schemas.records import ConversationMessage, InferenceRequest
@@ -53,11 +53,11 @@ def holds(log: MemoryLog) -> Holds:
 
 
 @pytest.fixture
-async def turns(log: MemoryLog, commands: Commands, holds: Holds) -> Turns:
+async def turns(log: MemoryLog, commands: Commands, holds: Holds) -> ConversationTurns:
     return turns_of(log, catch_up=commands.catch_up, held=holds)
 
 
-async def test_a_turn_appends_its_input_once_and_sees_only_its_past(log: MemoryLog, turns: Turns) -> None:
+async def test_a_turn_appends_its_input_once_and_sees_only_its_past(log: MemoryLog, turns: ConversationTurns) -> None:
     first, second = request("r1", "a", "b"), request("r2", "c")
     ahead = await turns.read(first, mine)
     assert (ahead.answer, ahead.past.messages, log.made) == (None, [], False), "reading makes no topic"
@@ -74,7 +74,7 @@ async def test_a_turn_appends_its_input_once_and_sees_only_its_past(log: MemoryL
 
 @pytest.mark.parametrize(("change", "past"), [("turn", ["a", "A"]), ("erasure", []), ("rival", ["first"])])
 async def test_a_log_that_changes_after_the_read_is_read_again(
-    log: MemoryLog, turns: Turns, change: str, past: list[str]
+    log: MemoryLog, turns: ConversationTurns, change: str, past: list[str]
 ) -> None:
     first, second = request("r1", "a"), request("r2", "b")
     if change == "erasure":
@@ -96,7 +96,7 @@ async def test_a_log_that_changes_after_the_read_is_read_again(
 
 
 @pytest.mark.parametrize("when", ["while the append waited", "after the input"])
-async def test_an_answer_of_another_worker_is_the_outcome(log: MemoryLog, turns: Turns, when: str) -> None:
+async def test_an_answer_of_another_worker_is_the_outcome(log: MemoryLog, turns: ConversationTurns, when: str) -> None:
     """The append waited for Kafka, the group gave the partition to another worker, and that one answered."""
     asked = request("r1", "a")
     start = await turns.read(asked, mine)
@@ -124,7 +124,7 @@ async def test_a_crash_between_two_inputs_appends_the_missing_one(log: MemoryLog
     assert log.keys() == ["r1/in/0/1", "r1/in/1/2"]
 
 
-async def test_only_the_tail_is_read_again(log: MemoryLog, turns: Turns) -> None:
+async def test_only_the_tail_is_read_again(log: MemoryLog, turns: ConversationTurns) -> None:
     for number in range(3):
         await turn(turns, request(f"r{number}", "x"), "y")
     assert log.reads == [0, 2, 2, 4, 4]
@@ -138,7 +138,7 @@ async def test_the_cache_is_bounded_by_bytes(log: MemoryLog) -> None:
     assert log.reads == [0], "it is larger than the cache, so it is not kept"
 
 
-async def test_a_lost_partition_writes_nothing(log: MemoryLog, turns: Turns) -> None:
+async def test_a_lost_partition_writes_nothing(log: MemoryLog, turns: ConversationTurns) -> None:
     start = await turns.read(request("r1", "a"), mine)
     with pytest.raises(LostOwnership):
         await turns.begin(request("r1", "a"), 1, 0, lambda: False, start.mark)
@@ -147,7 +147,7 @@ async def test_a_lost_partition_writes_nothing(log: MemoryLog, turns: Turns) -> 
     assert log.records == []
 
 
-async def test_erase_tombstones_every_record_of_the_request(log: MemoryLog, turns: Turns) -> None:
+async def test_erase_tombstones_every_record_of_the_request(log: MemoryLog, turns: ConversationTurns) -> None:
     first = request("r1", "a", "b")
     await turn(turns, first, "A")
     await take(turns, request("r2", "c"))
@@ -157,7 +157,7 @@ async def test_erase_tombstones_every_record_of_the_request(log: MemoryLog, turn
     assert await turns.erase("default", "c1", "r1") == 0
 
 
-async def test_a_standing_answer_is_looked_up_without_writing(log: MemoryLog, turns: Turns) -> None:
+async def test_a_standing_answer_is_looked_up_without_writing(log: MemoryLog, turns: ConversationTurns) -> None:
     asked = request("r1", "a")
     assert await turns.answer(asked, mine) is None
     assert await turns.erase("default", "c1", "r1") == 0
@@ -170,7 +170,7 @@ async def test_a_standing_answer_is_looked_up_without_writing(log: MemoryLog, tu
     assert log.keys() == keys
 
 
-async def test_turns_wait_for_kafka_and_continue(log: MemoryLog, turns: Turns) -> None:
+async def test_turns_wait_for_kafka_and_continue(log: MemoryLog, turns: ConversationTurns) -> None:
     log.away = True
     reading = [asyncio.create_task(turns.read(request(f"r{n}", "a"), mine)) for n in range(3)]
     await asyncio.sleep(0.3)
@@ -181,7 +181,9 @@ async def test_turns_wait_for_kafka_and_continue(log: MemoryLog, turns: Turns) -
 
 
 @pytest.mark.parametrize("end", ["lost", "closed"])
-async def test_waiting_for_kafka_ends_with_the_work_or_the_worker(log: MemoryLog, turns: Turns, end: str) -> None:
+async def test_waiting_for_kafka_ends_with_the_work_or_the_worker(
+    log: MemoryLog, turns: ConversationTurns, end: str
+) -> None:
     asked = request("r1", "a")
     start = await turns.read(asked, mine)
     log.away, ours = True, True
@@ -200,7 +202,9 @@ async def test_waiting_for_kafka_ends_with_the_work_or_the_worker(log: MemoryLog
 
 
 @pytest.mark.parametrize("step", ["begin", "finish"])
-async def test_an_append_without_acknowledgement_is_not_repeated(log: MemoryLog, turns: Turns, step: str) -> None:
+async def test_an_append_without_acknowledgement_is_not_repeated(
+    log: MemoryLog, turns: ConversationTurns, step: str
+) -> None:
     asked = request("r1", "a")
     start = await turns.read(asked, mine)
     log.lost_acks = step == "begin"
@@ -210,7 +214,9 @@ async def test_an_append_without_acknowledgement_is_not_repeated(log: MemoryLog,
     assert log.keys() == ["r1/in/0/1", "r1/out/1"]
 
 
-async def test_calls_of_one_conversation_run_one_by_one_also_after_a_cancel(log: MemoryLog, turns: Turns) -> None:
+async def test_calls_of_one_conversation_run_one_by_one_also_after_a_cancel(
+    log: MemoryLog, turns: ConversationTurns
+) -> None:
     inside, gate = threading.Event(), threading.Event()
     read = log.read
 
@@ -234,7 +240,7 @@ async def test_calls_of_one_conversation_run_one_by_one_also_after_a_cancel(log:
         await first
 
 
-async def test_a_slow_kafka_gets_longer_attempts(log: MemoryLog, turns: Turns) -> None:
+async def test_a_slow_kafka_gets_longer_attempts(log: MemoryLog, turns: ConversationTurns) -> None:
     """Short attempts alone would never get through."""
     find = log.find
 
@@ -263,7 +269,9 @@ def hold_append(log: MemoryLog) -> tuple[asyncio.Event, asyncio.Event]:
 
 
 @pytest.mark.parametrize("topic", ["none", "recreated", "made now"])
-async def test_a_cancelled_turn_writes_nothing(log: MemoryLog, turns: Turns, commands: Commands, topic: str) -> None:
+async def test_a_cancelled_turn_writes_nothing(
+    log: MemoryLog, turns: ConversationTurns, commands: Commands, topic: str
+) -> None:
     """Its cancel comes after its commands were read; also between that and the creation of the topic."""
     if topic == "recreated":
         await take(turns, request("r1", "a"))
@@ -278,14 +286,14 @@ async def test_a_cancelled_turn_writes_nothing(log: MemoryLog, turns: Turns, com
     assert (log.made, log.records) == (topic != "none", [])
 
 
-async def test_commands_are_read_once_for_a_topic(turns: Turns, commands: Commands) -> None:
+async def test_commands_are_read_once_for_a_topic(turns: ConversationTurns, commands: Commands) -> None:
     for number in range(3):
         await turn(turns, request(f"r{number}", "x"), "y")
     assert commands.looks == 2, "when there is no topic, and when there is one"
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["deleted", "recreated"])
-async def test_a_turn_whose_topic_is_gone_is_read_again(log: MemoryLog, turns: Turns, exists: bool) -> None:
+async def test_a_turn_whose_topic_is_gone_is_read_again(log: MemoryLog, turns: ConversationTurns, exists: bool) -> None:
     await take(turns, request("r1", "a"))
     ahead = await turns.read(request("r2", "b"), mine)
     log.recreate()
@@ -300,7 +308,7 @@ async def test_a_turn_whose_topic_is_gone_is_read_again(log: MemoryLog, turns: T
 @pytest.mark.parametrize("seen", [False, True], ids=["", "another turn saw the deletion"])
 @pytest.mark.parametrize("exists", [False, True], ids=["deleted", "recreated"])
 async def test_an_answer_whose_topic_is_gone_is_not_written(
-    log: MemoryLog, turns: Turns, holds: Holds, exists: bool, seen: bool
+    log: MemoryLog, turns: ConversationTurns, holds: Holds, exists: bool, seen: bool
 ) -> None:
     asked = drawing("r1", "a cat")
     await take(turns, asked)
@@ -313,7 +321,7 @@ async def test_an_answer_whose_topic_is_gone_is_not_written(
     assert (log.live_keys(), log.made, holds.held) == ([], exists, set())
 
 
-async def test_an_input_appended_to_the_next_topic_is_removed(log: MemoryLog, turns: Turns) -> None:
+async def test_an_input_appended_to_the_next_topic_is_removed(log: MemoryLog, turns: ConversationTurns) -> None:
     await take(turns, request("r1", "a"))
     start = await turns.read(request("r2", "b"), mine)
     log.before["append"] = log.recreate
@@ -321,7 +329,7 @@ async def test_an_input_appended_to_the_next_topic_is_removed(log: MemoryLog, tu
     assert log.live_keys() == []
 
 
-async def test_a_broker_that_does_not_know_the_new_topic_yet(log: MemoryLog, turns: Turns) -> None:
+async def test_a_broker_that_does_not_know_the_new_topic_yet(log: MemoryLog, turns: ConversationTurns) -> None:
     """It may hear of the topic a moment after the others."""
     asked = request("r1", "a")
     await take(turns, asked)
@@ -330,7 +338,9 @@ async def test_a_broker_that_does_not_know_the_new_topic_yet(log: MemoryLog, tur
     assert log.keys() == log.live_keys() == ["r1/in/0/1", "r1/out/1"]
 
 
-async def test_a_late_append_of_a_cancelled_turn_is_removed_from_the_next_topic(log: MemoryLog, turns: Turns) -> None:
+async def test_a_late_append_of_a_cancelled_turn_is_removed_from_the_next_topic(
+    log: MemoryLog, turns: ConversationTurns
+) -> None:
     asked, ours = request("r1", "a"), True
     await take(turns, asked)
     start = await turns.read(request("r2", "b"), mine)
@@ -347,7 +357,9 @@ async def test_a_late_append_of_a_cancelled_turn_is_removed_from_the_next_topic(
 
 
 @pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "waiting"])
-async def test_an_acknowledgement_after_close_is_no_fault(log: MemoryLog, turns: Turns, cancelled: bool) -> None:
+async def test_an_acknowledgement_after_close_is_no_fault(
+    log: MemoryLog, turns: ConversationTurns, cancelled: bool
+) -> None:
     start = await turns.read(request("r1", "a"), mine)
     waiting, released = hold_append(log)
     unheard: list[dict[str, Any]] = []
@@ -376,7 +388,7 @@ def drawing(request_id: str, prompt: str) -> InferenceRequest:
     return request(request_id, image_generation={"prompt": prompt})
 
 
-async def test_images_are_held_before_their_turns_are_written(turns: Turns, holds: Holds) -> None:
+async def test_images_are_held_before_their_turns_are_written(turns: ConversationTurns, holds: Holds) -> None:
     """Nothing is written while the store is away."""
     holds.failures = 2
     asked = drawing("r1", "a cat")
@@ -393,7 +405,7 @@ async def test_images_are_held_before_their_turns_are_written(turns: Turns, hold
     assert (await turns.read(asked, mine)).shown == {0: [picture("brought")]}
 
 
-async def test_images_of_a_losing_answer_are_released(log: MemoryLog, turns: Turns, holds: Holds) -> None:
+async def test_images_of_a_losing_answer_are_released(log: MemoryLog, turns: ConversationTurns, holds: Holds) -> None:
     asked = drawing("r1", "a cat")
     await take(turns, asked)
     log.rivals = [answer(asked, "", "theirs")]
@@ -402,7 +414,7 @@ async def test_images_of_a_losing_answer_are_released(log: MemoryLog, turns: Tur
     assert "ours" not in holds.held
 
 
-async def test_an_erasure_keeps_only_what_other_turns_refer_to(turns: Turns, holds: Holds) -> None:
+async def test_an_erasure_keeps_only_what_other_turns_refer_to(turns: ConversationTurns, holds: Holds) -> None:
     first, second = drawing("r1", "a cat"), drawing("r2", "a dog")
     await turn(turns, first, "", "cat", "both")
     start = await turns.read(second, mine)
@@ -414,7 +426,9 @@ async def test_an_erasure_keeps_only_what_other_turns_refer_to(turns: Turns, hol
     assert holds.held == set()
 
 
-async def test_an_erasure_keeps_images_of_an_answer_in_progress(log: MemoryLog, turns: Turns, holds: Holds) -> None:
+async def test_an_erasure_keeps_images_of_an_answer_in_progress(
+    log: MemoryLog, turns: ConversationTurns, holds: Holds
+) -> None:
     """The answer already holds its images while it waits for the erasure."""
     first, second = drawing("r1", "a cat"), drawing("r2", "a dog")
     await turn(turns, first, "", "cat")
@@ -441,29 +455,29 @@ def summary_of(request_id: str, text: str, through: int) -> ConversationMessage:
     return as_summary(answer(request(request_id, summarization={}), text), through)
 
 
-async def to_sum_up(turns: Turns, request_id: str, through: int | None = None) -> ToSumUp:
+async def to_sum_up(turns: ConversationTurns, request_id: str, through: int | None = None) -> ToSumUp:
     found = await turns.to_sum_up(request(request_id, summarization={}), "c1", through, mine)
     assert found is not None
     return found
 
 
-async def add(turns: Turns, request_id: str, through: int | None = None) -> ConversationMessage:
+async def add(turns: ConversationTurns, request_id: str, through: int | None = None) -> ConversationMessage:
     """A summary, from its input to its record."""
     found = await to_sum_up(turns, request_id, through)
     text = f"{request_id}: " + " ".join(contents(found.past.messages))
     return await turns.add_summary(summary_of(request_id, text, found.through), mine, found.mark)
 
 
-async def two_turns(turns: Turns) -> None:
+async def two_turns(turns: ConversationTurns) -> None:
     await turn(turns, request("r1", "a"), "A")
     await turn(turns, request("r2", "b"), "B")
 
 
-async def past_of(turns: Turns) -> EarlierMessages:
+async def past_of(turns: ConversationTurns) -> EarlierMessages:
     return (await turns.read(request("reader", "?"), mine)).past
 
 
-async def test_a_summary_replaces_only_whole_turns(log: MemoryLog, turns: Turns) -> None:
+async def test_a_summary_replaces_only_whole_turns(log: MemoryLog, turns: ConversationTurns) -> None:
     await two_turns(turns)
     made = await add(turns, "s1", through=2)  # the second question, and not its answer
     assert (made.covers_through, log.keys()[-1]) == (2, "s1/summary/1")
@@ -473,7 +487,7 @@ async def test_a_summary_replaces_only_whole_turns(log: MemoryLog, turns: Turns)
         assert past.summary == Summary(text="s1: a A b", through=2, turns=1)
 
 
-async def test_a_turn_sees_only_summaries_that_stood_before_its_input(turns: Turns) -> None:
+async def test_a_turn_sees_only_summaries_that_stood_before_its_input(turns: ConversationTurns) -> None:
     await two_turns(turns)
     await take(turns, request("r3", "c"))
     await add(turns, "s1", through=1)
@@ -481,7 +495,9 @@ async def test_a_turn_sees_only_summaries_that_stood_before_its_input(turns: Tur
     assert (await turns.read(request("r4", "d"), mine)).past.summary is not None
 
 
-async def test_the_summary_with_the_widest_cover_counts_then_the_newest(log: MemoryLog, turns: Turns) -> None:
+async def test_the_summary_with_the_widest_cover_counts_then_the_newest(
+    log: MemoryLog, turns: ConversationTurns
+) -> None:
     await two_turns(turns)
     for name, through in (("s1", 3), ("s2", 1), ("s3", 3)):
         await add(turns, name, through)
@@ -492,7 +508,7 @@ async def test_the_summary_with_the_widest_cover_counts_then_the_newest(log: Mem
         assert (await past_of(turns_of(log))).summary.text.split(":")[0] == left
 
 
-async def test_the_next_summary_continues_the_last(turns: Turns) -> None:
+async def test_the_next_summary_continues_the_last(turns: ConversationTurns) -> None:
     await two_turns(turns)
     await add(turns, "s1", through=1)
     found = await to_sum_up(turns, "s2")
@@ -505,7 +521,7 @@ async def test_the_next_summary_continues_the_last(turns: Turns) -> None:
     assert contents(read_only.past.messages) == ["a", "A", "b", "B"]
 
 
-async def test_a_request_adds_one_summary(log: MemoryLog, turns: Turns) -> None:
+async def test_a_request_adds_one_summary(log: MemoryLog, turns: ConversationTurns) -> None:
     await two_turns(turns)
     first = await add(turns, "s1", through=1)
     found = await to_sum_up(turns_of(log), "s1")
@@ -515,7 +531,7 @@ async def test_a_request_adds_one_summary(log: MemoryLog, turns: Turns) -> None:
     assert sum(b"/summary/" in key for _, key, _ in log.records) == 2
 
 
-async def test_an_empty_range_has_no_summary(log: MemoryLog, turns: Turns) -> None:
+async def test_an_empty_range_has_no_summary(log: MemoryLog, turns: ConversationTurns) -> None:
     assert await turns.to_sum_up(request("s", summarization={}), "c1", None, mine) is None
     assert not log.made
     await two_turns(turns)
@@ -524,7 +540,7 @@ async def test_an_empty_range_has_no_summary(log: MemoryLog, turns: Turns) -> No
 
 
 @pytest.mark.parametrize("change", ["recreated", "erased"])
-async def test_a_summary_of_what_is_gone_is_refused(log: MemoryLog, turns: Turns, change: str) -> None:
+async def test_a_summary_of_what_is_gone_is_refused(log: MemoryLog, turns: ConversationTurns, change: str) -> None:
     await two_turns(turns)
     found = await to_sum_up(turns, "s")
     if change == "recreated":
@@ -537,7 +553,7 @@ async def test_a_summary_of_what_is_gone_is_refused(log: MemoryLog, turns: Turns
     assert log.records or change == "recreated"
 
 
-async def test_an_erasure_removes_summaries_of_the_turn(log: MemoryLog, turns: Turns) -> None:
+async def test_an_erasure_removes_summaries_of_the_turn(log: MemoryLog, turns: ConversationTurns) -> None:
     await two_turns(turns)
     await add(turns, "s1", through=1)
     await add(turns, "s2")
@@ -549,7 +565,7 @@ async def test_an_erasure_removes_summaries_of_the_turn(log: MemoryLog, turns: T
     assert (await past_of(turns_of(log))).summary is None
 
 
-async def test_a_summary_whose_base_is_erased_is_refused(turns: Turns) -> None:
+async def test_a_summary_whose_base_is_erased_is_refused(turns: ConversationTurns) -> None:
     await two_turns(turns)
     await add(turns, "s1", through=1)
     found = await to_sum_up(turns, "s2")
@@ -563,7 +579,7 @@ async def test_a_summary_whose_base_is_erased_is_refused(turns: Turns) -> None:
         await turns.add_summary(summary_of("s4", "y", late.through), mine, late.mark)
 
 
-async def test_an_interrupted_erasure_finds_the_summaries_again(log: MemoryLog, turns: Turns) -> None:
+async def test_an_interrupted_erasure_finds_the_summaries_again(log: MemoryLog, turns: ConversationTurns) -> None:
     await two_turns(turns)
     await add(turns, "s1")
     append, keys = log.append, list[bytes]()
@@ -583,7 +599,7 @@ async def test_an_interrupted_erasure_finds_the_summaries_again(log: MemoryLog, 
     assert (await past_of(turns_of(log))).summary is None
 
 
-async def test_a_summary_during_preparation_repeats_the_preparation(log: MemoryLog, turns: Turns) -> None:
+async def test_a_summary_during_preparation_repeats_the_preparation(log: MemoryLog, turns: ConversationTurns) -> None:
     """Otherwise the next attempt would have another prompt."""
     await two_turns(turns)
     asked = request("r3", "c")
@@ -595,7 +611,7 @@ async def test_a_summary_during_preparation_repeats_the_preparation(log: MemoryL
     assert (await turns_of(log).read(asked, mine)).past == again.past
 
 
-async def test_two_copies_of_a_request_leave_one_summary_that_counts(log: MemoryLog, turns: Turns) -> None:
+async def test_two_copies_of_a_request_leave_one_summary_that_counts(log: MemoryLog, turns: ConversationTurns) -> None:
     await two_turns(turns)
     first = summary_of("s", "first", 1)
     second = replace(summary_of("s", "second", 3), epoch=2)

@@ -6,10 +6,9 @@ from typing import get_args
 
 import pytest
 
-from card_driver import GB, Card, gb
-from flow_driver import HIGH, LOW, MEDIUM, World
+from card_driver import GB, Card, gb, spec
+from flow_driver import HIGH, LOW, MEDIUM, World, ready
 from penstock.processors.core.admission import Reason
-from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.suspects import set_apart
@@ -55,8 +54,7 @@ def test_one_that_must_run_by_itself_waits_for_what_runs_and_not_for_its_cache()
 
 @pytest.mark.parametrize("order", ["model", "class"])
 def test_an_order_comes_before_all_other_causes(order: str) -> None:
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     world.submit("runs", LOW, line="c")
     world.submit("turn", LOW, line="c")
     assert reason(world, "turn") == "conversation"
@@ -69,8 +67,7 @@ def test_an_order_comes_before_all_other_causes(order: str) -> None:
 
 
 def test_low_work_waits_for_slack_only_while_nothing_urgent_waits() -> None:
-    world = World(slack=SlackSettings(half_life_s=1.0))
-    world.up(slots=8, inline=True)
+    world = ready(slots=8, inline=True, slack=SlackSettings(half_life_s=1.0))
     for number in range(9):
         world.submit(f"high{number}", HIGH)
     for number in range(2):
@@ -100,15 +97,12 @@ def test_no_start_is_promised_behind_one_of_which_nobody_knows_when_it_starts() 
 
 def test_parked_work_behind_a_suspect_is_read_and_keeps_no_slot_unread() -> None:
     """The suspect's bytes fill the share of its class: what is parked behind it was never read, and kept its room."""
-    world = World(aging_s=1.0, aged_share=2, intake_bytes=1_200)
-    world.up(slots=2, inline=True)
-    world.flow.replicas.up("m", 1, 2, None, world.now, inline=True)
+    world = ready(slots=2, inline=True, aging_s=1.0, aged_share=2, intake_bytes=1_200)
+    world.up(slots=2, replica=1, inline=True)
     for number in range(4):
         world.submit(f"high{number}", HIGH, size=10)
     suspect = world.submit("suspect", LOW, size=150)
     parked = world.submit("parked", LOW, size=150)
-    assert suspect is not None
-    assert parked is not None
     assert parked.stage is Stage.PARKED
     set_apart(suspect)
     world.submit("medium", MEDIUM, size=10)
@@ -124,8 +118,7 @@ def test_parked_work_behind_a_suspect_is_read_and_keeps_no_slot_unread() -> None
 def test_suspects_do_not_wait_for_a_parked_request_that_cannot_be_read_for_their_bytes() -> None:
     """Found by the simulator (seeds 102 and 382): in the turn of the aged a parked request comes first. The bytes of a
     suspect of its class fill their share, so it was not read, and all suspects waited for it, for ever."""
-    world = World(aging_s=1.0, aged_share=2, intake_bytes=1_200)
-    world.up(slots=2)
+    world = ready(slots=2, aging_s=1.0, aged_share=2, intake_bytes=1_200)
     world.submit("high", HIGH, size=10)
     world.finish("high")
     world.die()
@@ -133,11 +126,9 @@ def test_suspects_do_not_wait_for_a_parked_request_that_cannot_be_read_for_their
     parked = world.submit("parked", LOW, size=200)
     world.cancel("filler")
     for suspect in (world.submit("low", LOW, size=151, ttl_ms=60_000), world.submit("medium", MEDIUM, size=10)):
-        assert suspect is not None
         set_apart(suspect)
     world.pass_time(2)
     world.up(slots=2)
-    assert parked is not None
     assert parked.stage is Stage.PARKED
     for name in ("low", "medium", "parked"):
         assert set(world.running) == {name}
@@ -148,8 +139,6 @@ def test_aged_low_work_that_lacks_memory_under_slack_hides_nobody() -> None:
     """It came first in its turn and lacked memory; slack kept it from getting any, and others were not looked at."""
     models = {"m": gb(30, 30), "idle": gb(30)}
     world = Card(80, models, slots=2, slack=SlackSettings(), aging_s=1.0, aged_share=2)
-    world.configure()
-    world.observe()
     for model in models:
         world.submit(f"first of {model}", model=model)
         world.pass_steps(0.5)
@@ -166,13 +155,11 @@ def test_aged_low_work_that_lacks_memory_under_slack_hides_nobody() -> None:
 
 def test_suspects_go_to_a_replica_that_has_become_empty() -> None:
     """They waited for what ran on the replica that was kept for them, beside an empty one."""
-    world = World()
-    world.up(slots=2, inline=True)
-    world.flow.replicas.up("m", 1, 2, None, world.now, inline=True)
+    world = ready(slots=2, inline=True)
+    world.up(slots=2, replica=1, inline=True)
     for number in range(4):
         world.submit(f"r{number}", HIGH)
     suspect = world.submit("suspect")
-    assert suspect is not None
     set_apart(suspect)
     kept, other = world.flow.lane("m").replicas.values()
     world.finish(next(iter(kept.holders)).request_id)
@@ -201,10 +188,9 @@ def test_a_parked_request_is_read_again_for_a_slot_that_those_before_it_cannot_u
     world.submit("large", size=250)
     world.pass_time(0.1)
     parked = world.submit("parked", size=250, user_id="u")
-    assert parked is not None
     assert parked.stage.value == "parked"
     assert (parked.body, parked.subject.labels.user_id) == (None, "u"), "its statuses echo what its bytes said"
-    world.flow.replicas.up("m", 1, 1, 50, world.now, inline=False)
+    world.up(slots=1, tokens=50, replica=1)
     world.pass_time(0.1)
     assert set(world.running) == {"busy", "parked"}
     world.finish("busy")
@@ -212,22 +198,21 @@ def test_a_parked_request_is_read_again_for_a_slot_that_those_before_it_cannot_u
     assert set(world.running) == {"large", "parked"}
 
 
-class Caches(World):
-    """Two engines of one model, with caches of 100 and of 50 tokens; something runs on the larger one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.need = lambda work: 80 if work.request_id == "large" else 10
-        self.up(slots=1, tokens=100)
-        self.submit("busy")
-        self.flow.replicas.up("m", 1, 1, 50, self.now, inline=False)
-        self.submit("large")
-        self.pass_time(0.1)
-
-
-def test_what_the_cache_of_one_replica_cannot_hold_waits_for_a_larger_one_and_keeps_nobody_waiting() -> None:
+@pytest.mark.parametrize("larger", ["comes free", "dies"])
+def test_what_the_cache_of_one_replica_cannot_hold_waits_for_a_larger_one_and_keeps_nobody_waiting(larger: str) -> None:
     """It was refused, because its prompt had been counted where the cache is too small for it."""
-    world = Caches()
+    world = World()
+    world.need = lambda work: 80 if work.request_id == "large" else 10
+    world.up(slots=1, tokens=100)
+    world.submit("busy")
+    world.up(slots=1, tokens=50, replica=1)
+    world.submit("large")
+    world.pass_time(0.1)
+    if larger == "dies":
+        world.die()
+        world.pass_time(1.0)
+        assert world.status_of("large") == "failed"
+        return
     world.pass_time(5.0)
     assert not world.ended
     world.submit("small")
@@ -238,23 +223,12 @@ def test_what_the_cache_of_one_replica_cannot_hold_waits_for_a_larger_one_and_ke
     assert set(world.running) == {"large", "small"}
 
 
-def test_it_is_refused_once_no_replica_is_left_that_could_hold_it() -> None:
-    world = Caches()
-    world.die()
-    world.pass_time(1.0)
-    assert world.status_of("large") == "failed"
-
-
 def test_what_waits_for_memory_of_another_replica_takes_nobodys_place() -> None:
     """Found by the simulator (seed 10904): those behind it were not prepared, beside a replica with four free slots."""
-    world = Card(100, {"m": gb(30)}, slots=1)
-    world.inline = False
-    world.configure(m=ModelSpec(model="m", devices=("simulated",), min_replicas=2, max_replicas=2))
-    world.observe()
+    world = Card(100, {"m": gb(30)}, slots=1, inline=False, specs=[spec("m", min_replicas=2, max_replicas=2)])
     suspect = world.submit("suspect")
     world.pass_steps(0.5)
     kept, other = world.flow.lane("m").ready
-    assert suspect is not None
     assert suspect in kept.holders
     world.memory = lambda work: (1 if work.request_id == "small" else 50) * GB
     world.flow.replicas.busy("m", other.number, 1.0, world.now)
@@ -279,7 +253,6 @@ def test_no_start_is_promised_while_the_worker_is_kept_for_a_suspect() -> None:
         world.pass_time(2)
         world.finish(f"measured {model}")
     suspect = world.submit("suspect", LOW, model="m", settle=False)
-    assert suspect is not None
     suspect.alone = True
     world.settle()
     assert set(world.running) == {"suspect"}

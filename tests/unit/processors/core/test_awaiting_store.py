@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flow_driver import HIGH, MEDIUM, Finished, World
+from flow_driver import HIGH, MEDIUM, Finished, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.work import Work
@@ -20,7 +20,6 @@ def finished(world: World, request_id: str = "r", **fields: Any) -> Work:
     """A request that has run, whose large output is on its way to the store."""
     world.hold_answers = {ask.StoreOutput}
     work = world.submit(request_id, **fields)
-    assert work is not None
     world.finish(request_id, large=True, output_bytes=MIB)
     assert work.stage is Stage.STORING
     return work
@@ -35,9 +34,7 @@ def refuse(world: World, error: StoreUnavailable = FULL, *, held: Any = None, ou
 
 
 def up(**settings: Any) -> World:
-    world = World(**settings)
-    world.up(slots=8)
-    return world
+    return ready(slots=8, **settings)
 
 
 def test_the_store_is_asked_again_with_growing_delays_and_no_run_is_repeated() -> None:
@@ -66,7 +63,7 @@ def test_its_status_says_why_it_waits_and_says_it_once() -> None:
     for _ in range(3):
         refuse(world)
         world.pass_time(10.1)
-    said = [one.detail for one in world.seen if isinstance(one, ask.Status) and one.detail]
+    said = [one.detail for one in world.effects(ask.Status) if one.detail]
     assert said == [f"its output waits to be stored: {FULL}"]
 
 
@@ -108,37 +105,22 @@ def test_without_a_deadline_it_is_asked_for_ever() -> None:
     assert world.ended == [("r", "completed")]
 
 
-def test_a_cancel_ends_what_waits_for_the_store() -> None:
-    world = up()
-    finished(world)
-    refuse(world)
-    world.cancel("r")
-    assert world.ended == [("r", "cancelled")]
-    world.pass_time(20.0)
-    assert not world.asked
-
-
+@pytest.mark.parametrize("asked", [0, 1, 2], ids=["it waits", "asked first", "asked again"])
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_cancel_while_the_store_is_asked_counts_unless_the_store_takes_it(taken: bool) -> None:
+def test_a_cancel_counts_unless_the_store_takes_the_output(asked: int, taken: bool) -> None:
     world = up()
     work = finished(world)
-    refuse(world)
-    world.pass_time(1.0)
+    if asked != 1:
+        refuse(world)
+    if asked == 2:
+        world.pass_time(1.0)
     world.cancel("r")
-    assert work.stage is Stage.STORING
-    world.release(ask.StoreOutput) if taken else refuse(world)
-    assert world.ended == [("r", "completed" if taken else "cancelled")]
+    if asked:
+        assert (work.stage, world.ended) == (Stage.STORING, []), "the store may be taking it now"
+        world.release(ask.StoreOutput) if taken else refuse(world)
+    assert world.ended == [("r", "completed" if asked and taken else "cancelled")]
     world.pass_time(20.0)
     assert not world.asked
-
-
-def test_a_cancel_while_the_store_is_asked_first_counts_when_it_refuses() -> None:
-    world = up()
-    finished(world)
-    world.cancel("r")
-    assert not world.ended, "the store may be taking it now"
-    refuse(world)
-    assert world.ended == [("r", "cancelled")]
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -177,8 +159,7 @@ def test_what_may_have_been_appended_is_looked_for_before_its_request_ends(kind:
         world.cancel("r") if cause == "cancelled" else world.pass_time(61.0)
     assert (work.stage, world.ended) == (Stage.CHECKING_FOR_ANSWER, [])
     (look,) = world.asked
-    world.flow.durable.answer_checked(look.subject, Finished() if stands else None, world.now)
-    world.settle()
+    world.answer_checked(look, Finished() if stands else None)
     assert world.ended == [("r", "completed" if stands else cause)]
 
 
@@ -191,9 +172,8 @@ def test_an_answer_that_was_found_after_pieces_were_published_has_an_attempt_of_
     world.finish("r")
     world.flow.durable.store_failed(world.asked.pop(), EngineFailed("lost"), world.now)
     world.settle()
-    world.flow.durable.answer_checked(world.asked.pop().subject, Finished(), world.now)
-    world.settle()
-    (terminal,) = [one for one in world.seen if isinstance(one, ask.Terminal)]
+    world.answer_checked(world.asked.pop(), Finished())
+    (terminal,) = world.effects(ask.Terminal)
     assert (terminal.status, terminal.subject.attempt, terminal.since) == ("completed", 2, None)
 
 
@@ -213,7 +193,7 @@ def test_what_was_let_go_of_is_not_asked_for_again() -> None:
     world = up()
     work = finished(world)
     refuse(world)
-    world.flow.assigned({}, 2, fenced=False, now=world.now)
+    world.assigned(2, ())
     assert work.stage is Stage.DROPPED
     world.pass_time(20.0)
     assert not world.asked
@@ -243,7 +223,6 @@ def test_nothing_starts_while_outputs_fill_their_memory_and_the_reason_is_told()
         world.finish(name, output_bytes=MIB)
     assert world.flow.registry.output_bytes == 2 * MIB
     work = world.submit("c", HIGH)
-    assert work is not None
     assert world.started == ["a", "b"]
     waiting = world.flow.waiting_for(work, world.now)
     assert (waiting.reason, waiting.need_bytes, waiting.estimated_start_at) == ("memory", None, None)

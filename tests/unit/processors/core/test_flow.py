@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
+from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.requests.published_prefix import PublishedPrefix
@@ -22,60 +22,18 @@ def ids(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{n}" for n in range(count)]
 
 
-def test_a_request_goes_all_the_way() -> None:
+def test_a_request_goes_all_the_way_and_its_offset_waits_for_the_acknowledged_outcome() -> None:
     world = World()
     work = world.submit("r")
-    assert work is not None
     assert world.loads == ["m"]
     world.up()
     assert work.stage is Stage.RUNNING
-    assert world.committed() == 0
-    world.finish("r")
-    assert world.ended == [("r", "completed")]
-    assert world.committed() == 1
-    assert not world.flow.works
-
-
-def test_the_offset_waits_for_the_acknowledged_outcome() -> None:
-    world = World()
-    world.up()
-    world.submit("r")
     world.hold_answers = {ask.Terminal}
     world.finish("r")
     assert world.committed() == 0
     world.release(ask.Terminal)
-    assert world.committed() == 1
-
-
-def test_another_model_is_not_starved_by_sustained_high_load() -> None:
-    """Defect 2: 30 s of slow high text gave 0 of 20 embeddings."""
-    world = World("slow", "other")
-    world.up("slow", slots=2, inline=True)
-    world.up("other", slots=4, inline=True)
-    for name in ids("h", 500):
-        world.submit(name, HIGH, model="slow", settle=False)
-    world.settle()
-    for name in ids("e", 4):
-        world.submit(name, MEDIUM, topic=EMBEDDING, model="other")
-    assert set(ids("e", 4)) <= set(world.running)
-
-
-def test_low_work_has_its_share_once_it_is_aged() -> None:
-    """Defect 2: 0 of 20 low under sustained high load, with aging at 5 s."""
-    world = World(aging_s=5.0, aged_share=8)
-    world.up(slots=1, inline=True)
-    for name in ids("l", 20):
-        world.submit(name, LOW, settle=False)
-    for name in ids("h", 400):
-        world.submit(name, HIGH, settle=False)
-    world.settle()
-    world.pass_time(6.0)
-    world.started.clear()
-    for _ in range(80):
-        (running,) = world.running
-        world.finish(running)
-    low = sum(name.startswith("l") for name in world.started)
-    assert 9 <= low <= 11
+    assert (world.ended, world.committed()) == ([("r", "completed")], 1)
+    assert not world.flow.works
 
 
 def test_a_high_request_starts_before_low_ones_that_do_not_run() -> None:
@@ -111,8 +69,7 @@ def test_what_fits_passes_what_does_not_until_room_is_kept_for_it() -> None:
 
 def test_a_poisonous_prompt_takes_no_other_along() -> None:
     """Defect 3: 63 good requests beside 1 poison one, three deaths: 64 dead letters."""
-    world = World()
-    world.up(slots=64, inline=True)
+    world = ready(slots=64, inline=True)
     names = [*ids("good", 40), "poison", *ids("fine", 23)]
     for name in names:
         world.submit(name, settle=False)
@@ -137,75 +94,25 @@ def test_a_poisonous_prompt_takes_no_other_along() -> None:
     assert deaths <= 8, "halves, not one by one"
 
 
-def test_an_engine_that_dies_alone_with_a_run_spends_its_attempts() -> None:
-    world = World()
-    world.up(inline=True)
-    work = world.submit("r")
-    assert work is not None
-    for attempt in (1, 2, 3):
-        assert work.spent == attempt
-        world.die()
-        world.up(inline=True)
-        world.pass_time(10.0)
-    assert world.letters == ["r"]
-    assert world.status_of("r") == "dead_lettered"
-
-
 def test_innocents_do_not_spend_attempts_but_published_words_get_a_new_number() -> None:
-    world = World()
-    world.up(slots=2, inline=True)
+    world = ready(slots=2, inline=True)
     streaming = world.submit("a", stream=True)
     quiet = world.submit("b")
-    assert streaming is not None
-    assert quiet is not None
     world.delta("a", "some words")
     world.die()
     assert (streaming.spent, quiet.spent) == (1, 1)
     assert (streaming.attempt, quiet.attempt) == (2, 1)
 
 
-def test_a_retry_starts_when_it_is_due_and_before_newer_work() -> None:
-    """Defect 6: due after 0.1 s, ended after 1.2 s, since it polled for a slot and lost to newer work."""
-    world = World()
-    world.up(inline=True)
-    world.submit("old")
-    world.submit("new1")
-    world.submit("new2")
-    world.fail("old", EngineFailed("broken"))
-    assert list(world.running) == ["new1"]
-    due = world.flow.next_due()
-    assert due is not None
-    assert due - world.now <= 0.11
-    world.pass_time(0.1)
-    world.finish("new1")
-    assert list(world.running) == ["old"]
-
-
-def test_a_turn_that_is_retried_keeps_its_conversation_waiting() -> None:
-    world = World()
-    world.up(slots=4, inline=True)
-    world.submit("first", line="c")
-    world.submit("second", line="c")
-    world.submit("other")
-    world.fail("first", Overloaded("busy"))
-    assert list(world.running) == ["other"]
-    world.pass_time(1.0)
-    assert set(world.running) == {"other", "first"}
-    world.finish("first")
-    assert "second" in world.running
-
-
 def test_a_model_that_cannot_be_loaded_fails_what_waits_and_is_tried_again() -> None:
     """Defect 8: an engine that could not be restarted was tried for ever while all was told to be well."""
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     world.submit("runs")
     world.die()
     world.pass_time(0.01)
     assert world.loads == ["m"]
     for _ in range(3):
-        world.flow.replicas.load_failed("m", 0, EngineFailed("its process dies at the start"), world.now)
-        world.settle()
+        world.load_failed(EngineFailed("its process dies at the start"))
         world.pass_time(5.0)
     assert world.status_of("runs") == "failed"
     assert world.flow.lane("m").lost, "readiness says so"
@@ -225,9 +132,7 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
     letter = world.poison(BadAvro("no"), "named")
     world.submit("turn", line="c")
     world.cancel("turn")
-    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
-    world.settle()
-    assert letter is not None
+    world.load_failed(InvalidRequest("never"))
     assert letter.stage is Stage.DEAD_LETTERING
     assert world.ended == []
     world.release(ask.PublishDeadLetter)
@@ -237,22 +142,18 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
 
 def test_who_waits_behind_a_failed_load_runs_on_a_replica_that_has_come_back() -> None:
     """Simulator, seed 38707: it was prepared there, and then ended in a way that the table of states does not have."""
-    world = World()
-    world.up(slots=4)
+    world = ready(slots=4)
     world.submit("runs")
     world.flow.orders.desire("m", False, None)
     world.settle()
     world.hold_answers = {ask.CheckForAnswer, ask.Prepare}
     turn = world.submit("turn", line="c")
     behind = world.submit("behind", line="c")
-    world.flow.replicas.load_failed("m", 1, InvalidRequest("never"), world.now)
-    world.settle()
-    assert turn is not None
+    world.load_failed(InvalidRequest("never"), replica=1)
     assert turn.stage is Stage.CHECKING_FOR_ANSWER
     world.flow.orders.desire("m", True, None)
     world.release(ask.CheckForAnswer)
     world.pass_time(1.0)
-    assert behind is not None
     assert behind.stage is Stage.PREPARING
     world.release(ask.Prepare)
     assert (behind.stage, world.ended) == (Stage.RUNNING, [("turn", "failed")])
@@ -264,79 +165,65 @@ def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_convers
     world.hold_answers = {ask.CheckForAnswer}
     turn = world.submit("turn", line="c")
     world.submit("plain")
-    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
-    world.settle()
-    assert turn is not None
+    world.load_failed(InvalidRequest("never"))
     assert turn.stage is Stage.CHECKING_FOR_ANSWER
     assert world.ended == [("plain", "failed")]
-    world.flow.durable.answer_checked(
-        turn.subject, Finished(run_id="", output={"text": "it stands"}, finish_reason="stop"), world.now, large=False
-    )
-    world.settle()
+    world.answer_checked(turn, STANDS)
     assert ("turn", "completed") in world.ended
 
 
 def test_an_erased_request_that_is_delivered_again_does_not_run() -> None:
     """Its worker was killed before the commit. An answer that stands is not told again, and is erased."""
-    world = World()
-    world.up()
+    world = ready()
     world.hold_answers = {ask.CheckForAnswer}
     world.cancel("r", kind="erase")
-    (erase,) = [one for one in world.seen if isinstance(one, ask.Erase)]
+    (erase,) = world.effects(ask.Erase)
     world.book.erasure_done(erase.command)
     world.submit("r", line="c")
     assert (world.started, world.ended) == ([], [("r", "cancelled")])
-    assert [one.held for one in world.seen if isinstance(one, ask.Erase)] == [False, True]
+    assert [one.held for one in world.effects(ask.Erase)] == [False, True]
 
 
-@pytest.mark.parametrize("kind", ["cancel", "erase"])
-@pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying", "storing"])
-def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str, kind: str) -> None:
-    """So does an erasure: the request runs again, after a kill. What this run leaves behind is erased too."""
-    world = World()
-    if stage != "queued":
-        world.up(slots=0 if stage == "ready" else 1)
-    held = {"preparing": ask.Prepare, "beginning": ask.Begin, "storing": ask.StoreOutput}.get(stage)
-    world.hold_answers = set() if held is None else {held}
+HELD = {"preparing": ask.Prepare, "beginning": ask.Begin, "storing": ask.StoreOutput}
+"""Of which effect no answer comes in this stage."""
+
+
+def at_stage(stage: str) -> World:
+    """A turn `r` of the conversation `c` in this stage."""
+    world = World() if stage == "queued" else ready(slots=0 if stage == "ready" else 1)
+    world.hold_answers = {HELD[stage]} if stage in HELD else set()
     work = world.submit("r", line="c")
-    assert work is not None
     world.pass_time(0.02)
     if stage == "retrying":
         world.fail("r", EngineFailed("broken"))
     elif stage == "storing":
         world.finish("r")
     assert work.stage.value == stage
+    return world
+
+
+@pytest.mark.parametrize("kind", ["cancel", "erase"])
+@pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying", "storing"])
+def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str, kind: str) -> None:
+    """So does an erasure: the request runs again, after a kill. What this run leaves behind is erased too."""
+    world = at_stage(stage)
     world.cancel("r", kind=kind)
     if stage == "storing":
         world.release(ask.StoreOutput)
-        assert world.ended == [("r", "completed")]
-    else:
-        assert world.ended == [("r", "cancelled")]
-    erasures = [one.held for one in world.seen if isinstance(one, ask.Erase)]
-    assert erasures == ([False, True] if kind == "erase" else [])
+    assert world.ended == [("r", "completed" if stage == "storing" else "cancelled")]
+    assert [one.held for one in world.effects(ask.Erase)] == ([False, True] if kind == "erase" else [])
     assert not world.flow.works
     assert world.flow.lane("m").replicas[0].free_slots == world.flow.lane("m").replicas[0].slots
     follower = world.submit("next", line="c")
     if stage not in ("queued", "ready"):
-        if held is not None:
-            world.release(held)
-        assert follower is not None
+        if stage in HELD:
+            world.release(HELD[stage])
         assert follower.stage is Stage.RUNNING
 
 
 @pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying"])
 def test_a_deleted_conversation_ends_its_turns_and_no_others(stage: str) -> None:
-    world = World()
-    if stage != "queued":
-        world.up(slots=0 if stage == "ready" else 1)
-    held = {"preparing": ask.Prepare, "beginning": ask.Begin}.get(stage)
-    world.hold_answers = set() if held is None else {held}
-    work = world.submit("r", line="c")
-    assert work is not None
-    world.pass_time(0.02)
-    if stage == "retrying":
-        world.fail("r", EngineFailed("broken"))
-    assert work.stage.value == stage
+    world = at_stage(stage)
     world.submit("behind", LOW, line="c")
     world.submit("other", line="d")
     world.submit("alone")
@@ -344,7 +231,7 @@ def test_a_deleted_conversation_ends_its_turns_and_no_others(stage: str) -> None
     world.submit("of another tenant", tenant="t", line="t.c")
     world.delete_conversation("c")
     assert sorted(world.ended) == [("behind", "cancelled"), ("r", "cancelled")]
-    (error,) = {e.error for e in world.seen if isinstance(e, ask.Terminal) and e.subject.seq == work.seq}
+    (error,) = {one.error for one in world.effects(ask.Terminal) if one.subject.request_id == "r"}
     assert str(error) == "its conversation was deleted"
     world.wall_ms += 1
     world.submit("next", line="c")
@@ -352,8 +239,7 @@ def test_a_deleted_conversation_ends_its_turns_and_no_others(stage: str) -> None
 
 
 def test_a_turn_that_was_sent_before_the_deletion_ends_when_it_arrives_later() -> None:
-    world = World()
-    world.up(slots=8)
+    world = ready(slots=8)
     sent_ms = world.wall_ms
     world.wall_ms += 5
     world.delete_conversation("c")
@@ -369,8 +255,7 @@ def test_a_turn_that_was_sent_before_the_deletion_ends_when_it_arrives_later() -
 
 
 def test_a_summary_ends_with_its_conversation_and_runs_beside_its_turns() -> None:
-    world = World()
-    world.up(slots=4)
+    world = ready(slots=4)
     world.submit("turn", line="c")
     world.submit("summary", conversation_id="c", task="summarization")
     assert world.started == ["turn", "summary"], "no turn holds it up"
@@ -403,27 +288,25 @@ def test_a_parked_turn_of_a_deleted_conversation_is_read_again_to_end() -> None:
 
 
 def test_deadlines_end_what_waits_and_not_what_runs() -> None:
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     world.submit("runs", ttl_ms=1000)
     world.submit("waits", ttl_ms=1000)
     world.pass_time(2.0)
     assert world.ended == [("waits", "expired")]
-    assert "runs" in world.running
-
-
-def test_a_run_that_takes_too_long_is_ended() -> None:
-    world = World()
-    world.up(inline=True)
-    world.submit("r", execution_timeout_ms=500, max_attempts=1)
-    world.pass_time(1.0)
-    assert world.ended == [("r", "dead_lettered")]
-    assert not world.running
+    world.finish("runs")
+    assert world.ended[1:] == [("runs", "completed")]
 
 
 @pytest.mark.parametrize(
     ("of_model_s", "own_ms", "runs_s"),
-    [(None, None, 60.0), (5.0, None, 5.0), (300.0, None, 300.0), (300.0, 2000, 2.0), (5.0, 10_000, 5.0)],
+    [
+        (None, None, 60.0),
+        (None, 500, 0.5),
+        (5.0, None, 5.0),
+        (300.0, None, 300.0),
+        (300.0, 2000, 2.0),
+        (5.0, 10_000, 5.0),
+    ],
 )
 def test_a_model_may_have_its_own_longest_run(of_model_s: float | None, own_ms: int | None, runs_s: float) -> None:
     """In place of the worker's; the request's own can only shorten it."""
@@ -434,7 +317,7 @@ def test_a_model_may_have_its_own_longest_run(of_model_s: float | None, own_ms: 
     world.pass_time(runs_s - 0.5)
     assert not world.ended
     world.pass_time(1.0)
-    assert world.ended == [("r", "dead_lettered")]
+    assert (world.ended, world.running) == ([("r", "dead_lettered")], {})
 
 
 def test_far_requests_are_parked_and_read_again_in_order() -> None:
@@ -452,41 +335,13 @@ def test_far_requests_are_parked_and_read_again_in_order() -> None:
     assert world.committed() == 200
 
 
-def test_a_dead_model_does_not_hide_another_in_the_same_partition() -> None:
-    """Defect 2, the other half: a model that is dead filled the cap for all."""
-    world = World("dead", "alive", intake_bytes=4 << 20)
-    world.up("alive", inline=True)
-    for name in ids("d", 3000):
-        world.submit(name, model="dead", size=2000, settle=False)
-    world.settle()
-    world.submit("quick", model="alive", size=2000)
-    assert "quick" in world.running
-
-
-def test_a_parked_request_that_is_gone_becomes_a_dead_letter() -> None:
-    world = World(intake_bytes=1 << 20)
-    world.hold_answers = {ask.Fetch}
-    for name in ids("r", 60):
-        world.submit(name, size=20_000)
-    world.up(inline=True)
-    for _ in range(60):
-        if world.running:
-            world.finish(next(iter(world.running)))
-    (fetch,) = [e for e in world.asked if isinstance(e, ask.Fetch)][:1]
-    for offset in fetch.offsets:
-        world.flow.arrivals.gone((*fetch.tp, offset), world.now)
-    world.settle()
-    assert set(world.letters) == {f"r{offset}" for offset in fetch.offsets}
-    assert {world.status_of(name) for name in world.letters} == {"dead_lettered"}
-
-
 def test_a_parked_request_that_is_cancelled_echoes_its_metadata() -> None:
     world = World(intake_bytes=1 << 20)
     for name in ids("r", 60):
         world.submit(name, size=20_000)
     parked = next(w for w in world.flow.works.values() if w.stage is Stage.PARKED)
     world.cancel(parked.request_id)
-    terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
+    terminal = next(e for e in world.effects(ask.Terminal))
     assert terminal.status == "cancelled"
     assert terminal.subject.body is not None, "its bytes were read again for its outcome"
 
@@ -518,7 +373,7 @@ def test_parked_requests_that_end_are_read_in_ranges_and_let_go_of_with_their_pa
     asked = sum(len(effect.offsets) for effect in world.asked if isinstance(effect, ask.Fetch))
     assert 0 < asked <= (1 << 20) // 8 // 20_000
     world.release(ask.Fetch)
-    ranges = [effect.offsets for effect in world.seen if isinstance(effect, ask.Fetch)]
+    ranges = [effect.offsets for effect in world.effects(ask.Fetch)]
     assert len(ranges) < len(names) // 2
     assert sorted(world.ended) == sorted((name, "cancelled") for name in names)
 
@@ -586,7 +441,7 @@ def test_nothing_starts_while_too_many_ends_are_under_way() -> None:
 
 def test_what_two_workers_died_of_runs_alone() -> None:
     world = World()
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "bad" else 0
+    world.died_of = {"bad": 2}
     world.up(slots=4, inline=True)
     world.submit("before")
     world.submit("bad", max_attempts=5)
@@ -598,36 +453,19 @@ def test_what_two_workers_died_of_runs_alone() -> None:
     assert list(world.running) == ["after"]
 
 
-def test_a_lost_partition_is_let_go_of_silently() -> None:
-    world = World()
-    world.up(slots=1, inline=True)
-    world.submit("runs")
-    world.submit("waits")
-    world.flow.assigned({(HIGH, 0): (0, "")}, 2, fenced=False, now=world.now)
-    world.settle()
-    assert world.ended == []
-    assert not world.flow.works
-    assert world.running == {}
-
-
 def test_running_work_is_kept_over_an_orderly_rebalance_and_not_over_a_fence() -> None:
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     world.submit("runs")
-    parts = {(topic, 0): (0, "") for topic in (HIGH, MEDIUM, LOW, EMBEDDING)}
-    world.flow.assigned(parts, 2, fenced=False, now=world.now)
-    world.settle()
+    world.assigned(2)
     assert "runs" in world.running
     assert world.running["runs"].epoch == 1
-    world.flow.assigned(parts, 5, fenced=False, now=world.now)
-    world.settle()
+    world.assigned(5)
     assert not world.running
     assert not world.flow.works
 
 
 def test_an_orderly_stop_hands_back_what_waits_and_finishes_what_runs() -> None:
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     world.submit("runs")
     world.submit("waits")
     world.flow.stop_taking()
@@ -639,8 +477,7 @@ def test_an_orderly_stop_hands_back_what_waits_and_finishes_what_runs() -> None:
 
 
 def test_streams_go_out_at_once_and_then_gathered() -> None:
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     world.submit("r", stream=True)
     for word in ("a ", "b ", "c "):
         world.delta("r", word)
@@ -655,8 +492,7 @@ def test_streams_go_out_at_once_and_then_gathered() -> None:
 @pytest.mark.parametrize("how", ["fails", "dies"])
 def test_what_has_gathered_is_published_before_the_next_run(how: str) -> None:
     """It was made again, up to a linger's worth of tokens."""
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     world.submit("r", stream=True)
     for word in ("a ", "b ", "c "):
         world.delta("r", word)
@@ -667,56 +503,48 @@ def test_what_has_gathered_is_published_before_the_next_run(how: str) -> None:
         world.up(slots=1, inline=True)
     world.pass_time(1.0)
     assert [chunk.text for chunk in world.chunks] == ["a ", "b c "]
-    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.published is not None]
-    assert again.published is not None
+    again = world.effects(ask.Start)[-1]
     assert (again.published.text, again.published.since) == ("a b c ", (1, 1))
 
 
 def test_text_without_tokens_is_told_to_the_next_run() -> None:
     """Engines of remote models know no tokens."""
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     work = world.submit("r", stream=True)
-    assert work is not None
-    assert work.run is not None
     world.flow.output.delta(work.subject, work.run.run_id, "a ", [], world.now)
     world.fail("r", EngineFailed("it broke off"))
     world.pass_time(1.0)
-    (again,) = [effect for effect in world.seen if isinstance(effect, ask.Start) and effect.published is not None]
+    again = world.effects(ask.Start)[-1]
     assert again.published == PublishedPrefix("m", "a ", (), (), (1, 1))
 
 
-def test_two_turns_of_two_classes_are_prepared_and_the_later_one_is_refused() -> None:
-    """Found by the simulator: the refused turn held a line that was another's, and the worker broke."""
+@pytest.mark.parametrize("waits_s", [0.0, 1.0], ids=["at once", "queued again"])
+def test_a_turn_that_is_refused_behind_one_of_another_class_stays_before_the_later_ones_of_its_own(
+    waits_s: float,
+) -> None:
+    """Found by the simulator: it held a line that was another's, and the next turn of its class went first."""
     world = World()
     world.hold_answers = {ask.Prepare}
     world.up(slots=4)
-    first = world.submit("first", MEDIUM, line="c")
-    second = world.submit("second", LOW, line="c")
-    assert first is not None
-    assert second is not None
+    high = world.submit("high", HIGH, line="c")
+    low, later = (world.submit(name, LOW, line="c") for name in ("low-1", "low-2"))
     world.pass_time(0.02)
-    assert (first.stage, second.stage) == (Stage.PREPARING, Stage.PREPARING)
+    assert (high.stage, low.stage) == (Stage.PREPARING, Stage.PREPARING)
     world.hold_answers = set()
-    assert first.run is not None
-    world.flow.attempts.prepared(first.subject, first.run.run_id, 0, None, world.now)
-    world.settle()
-    assert first.stage is Stage.RUNNING
-    assert second.run is not None
-    world.flow.attempts.refused(second.subject, second.run.run_id, Overloaded("busy"), world.now, again=True)
-    world.settle()
-    world.pass_time(1.0)
-    assert second.stage is Stage.QUEUED
-    world.finish("first")
-    assert second.stage is Stage.RUNNING
+    world.prepare(high)
+    assert high.stage is Stage.RUNNING
+    world.refuse(low, Overloaded("busy"))
+    if waits_s:
+        world.pass_time(waits_s)
+        assert low.stage is Stage.QUEUED
+    world.finish("high")
+    assert (low.stage, later.stage, low.attempt) == (Stage.RUNNING, Stage.QUEUED, 2)
 
 
 def test_a_death_blames_what_was_prepared_as_well_as_what_ran() -> None:
     """Found by the simulator: a prompt that kills while it is counted cost the only run its attempts."""
-    world = World()
-    world.up(slots=4)
+    world = ready(slots=4)
     innocent = world.submit("innocent", max_attempts=1)
-    assert innocent is not None
     assert innocent.stage is Stage.RUNNING
     world.hold_answers = {ask.Prepare}
     world.submit("killer")
@@ -727,13 +555,10 @@ def test_a_death_blames_what_was_prepared_as_well_as_what_ran() -> None:
 
 def test_suspects_wait_for_their_conversation() -> None:
     """Found by the simulator: a suspect was granted while another turn of its conversation was under way."""
-    world = World()
-    world.up(slots=4)
+    world = ready(slots=4)
     world.hold_answers = {ask.Prepare}
     turn, other = world.submit("low", LOW, line="c"), world.submit("high", HIGH, line="c")
     world.pass_time(0.02)
-    assert turn is not None
-    assert other is not None
     world.die()
     world.hold_answers = set()
     world.up(slots=4)
@@ -744,15 +569,19 @@ def test_suspects_wait_for_their_conversation() -> None:
     assert {turn.stage, other.stage} == {Stage.RUNNING, Stage.DONE}
 
 
+def two_replicas(slots: int, **settings: Any) -> World:
+    world = World(**settings)
+    for number in (0, 1):
+        world.up(slots=slots, replica=number)
+    return world
+
+
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_group_of_suspects_has_one_replica(runs: bool) -> None:
     """Found by the simulator (seed 30090): drained, replaced and taken back, two took them from each other for ever."""
-    world = World()
-    for number in (0, 1):
-        world.flow.replicas.up("m", number, 4, None, world.now, inline=False)
+    world = two_replicas(4)
     lane = world.flow.lane("m")
     suspect = world.submit("suspect", settle=False)
-    assert suspect is not None
     suspect_all([suspect, suspect])
     world.hold_answers = {ask.Prepare}
     world.settle()
@@ -769,12 +598,8 @@ def test_a_group_of_suspects_has_one_replica(runs: bool) -> None:
 
 def test_a_suspect_leaves_the_others_when_they_fill_their_replica_and_another_is_empty() -> None:
     """Simulator, seed 49041: it waited for a slot that a long run of its group held, beside an empty replica."""
-    world = World()
-    for number in (0, 1):
-        world.flow.replicas.up("m", number, 1, None, world.now, inline=False)
+    world = two_replicas(1)
     first, second = (world.submit(name, settle=False) for name in ("first", "second"))
-    assert first is not None
-    assert second is not None
     suspect_all([first, second])
     world.settle()
     world.pass_time(1.0)
@@ -787,19 +612,15 @@ def test_a_suspect_leaves_the_others_when_they_fill_their_replica_and_another_is
 
 def test_a_suspect_takes_an_empty_replica_though_one_before_it_waits_for_another_replica() -> None:
     """Simulator, seed 34752: the first in the queue waited for a replica that other suspects had, all others behind."""
-    world = World(affinity_s=60.0)
-    for number in (0, 1):
-        world.flow.replicas.up("m", number, 4, None, world.now, inline=False)
+    world = two_replicas(4, affinity_s=60.0)
     lane = world.flow.lane("m")
     first = world.submit("first", settle=False)
-    assert first is not None
     suspect_all([first])
     world.settle()
     (kept,) = [one for one in lane.ready if one.exclusive is not None]
     lane.remember_prefix("c", kept)
     world.submit("turn", HIGH, line="c")
     second = world.submit("second", settle=False)
-    assert second is not None
     suspect_all([second])
     world.settle()
     world.pass_time(1.0)
@@ -808,10 +629,8 @@ def test_a_suspect_takes_an_empty_replica_though_one_before_it_waits_for_another
 
 def test_what_was_stopped_a_moment_before_may_have_killed_the_engine() -> None:
     """Found by the simulator: a killer was cancelled, the engine died, and the one run beside it was dead-lettered."""
-    world = World()
-    world.up(slots=2, inline=True)
+    world = ready(slots=2, inline=True)
     innocent = world.submit("innocent", max_attempts=1)
-    assert innocent is not None
     world.submit("killer")
     world.cancel("killer")
     world.die()
@@ -823,47 +642,22 @@ def test_what_was_stopped_a_moment_before_may_have_killed_the_engine() -> None:
     assert world.letters == ["innocent"], "alone, with nothing stopped beside it"
 
 
-def test_a_turn_that_failed_behind_another_class_stays_before_the_later_ones_of_its_own() -> None:
-    """Found by the simulator: while it waited for its retry the next turn of its class went first."""
-    world = World()
-    world.hold_answers = {ask.Prepare}
-    world.up(slots=4)
-    high, low = world.submit("high", HIGH, line="c"), world.submit("low-1", LOW, line="c")
-    later = world.submit("low-2", LOW, line="c")
-    assert high is not None
-    assert low is not None
-    assert later is not None
-    world.pass_time(0.02)
-    assert high.run is not None
-    world.hold_answers = set()
-    world.flow.attempts.prepared(high.subject, high.run.run_id, 0, None, world.now)
-    world.settle()
-    assert low.run is not None
-    world.flow.attempts.refused(low.subject, low.run.run_id, Overloaded("busy"), world.now, again=True)
-    world.finish("high")
-    assert (low.stage, later.stage) == (Stage.RUNNING, Stage.QUEUED)
-    assert low.attempt == 2
-
-
 def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     """Found by the simulator: readers had seen this run's words, and the outcome's text was another's."""
-    world = World()
-    world.up(slots=1)
+    world = ready(slots=1)
     world.hold_answers = {ask.StoreOutput}
     work = world.submit("r", line="c", stream=True)
-    assert work is not None
     world.delta("r", "my words")
     world.finish("r")
     world.flow.durable.stored(work.subject, None, None, world.now, another=True)
     world.settle()
-    terminal = next(e for e in world.seen if isinstance(e, ask.Terminal))
+    terminal = next(e for e in world.effects(ask.Terminal))
     assert (terminal.subject.attempt, work.spent) == (2, 1)
 
 
 def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> None:
     """Found by the simulator: readers followed the duplicate's origin, and never saw an outcome."""
-    world = World()
-    world.up()
+    world = ready()
     world.submit("r", HIGH)
     world.submit("r", LOW)
     world.hold_answers = {ask.Terminal}
@@ -871,17 +665,16 @@ def test_each_place_of_a_request_has_its_outcome_before_it_is_committed() -> Non
     for _ in range(2):
         assert world.committed(HIGH) == world.committed(LOW) == 0
         (work,) = world.flow.works.values()
-        world.flow.durable.delivered(work.subject, "completed")
+        world.flow.published(work.subject, "completed")
         world.settle()
-    asked = [effect.origin for effect in world.seen if isinstance(effect, ask.Terminal)]
+    asked = [effect.origin for effect in world.effects(ask.Terminal)]
     assert [origin and origin.topic for origin in asked] == [None, LOW]
     assert world.committed(HIGH) == world.committed(LOW) == 1
 
 
 def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
     """Found by the simulator: nothing had started, and aged work waited for another round of starts."""
-    world = World(aging_s=5.0, aged_share=2)
-    world.up(slots=1)
+    world = ready(slots=1, aging_s=5.0, aged_share=2)
     world.hold_answers = {ask.Prepare}
     world.submit("running", HIGH)
     world.submit("aged", LOW)
@@ -889,8 +682,7 @@ def test_a_refused_prompt_does_not_use_up_the_aged_share() -> None:
     lane = world.flow.scheduler._lanes["m"]
     before = lane.since_aged
     aged = next(work for work in world.flow.works.values() if work.request_id == "aged")
-    assert aged.run is not None
-    world.flow.attempts.refused(aged.subject, aged.run.run_id, EngineFailed("no"), world.now, again=True)
+    world.refuse(aged, EngineFailed("no"))
     assert aged.stage is Stage.RETRYING
     assert lane.since_aged == before
 
@@ -911,44 +703,35 @@ def test_a_repeat_from_before_this_assignment_has_an_outcome_of_its_own(later: b
 
 def test_what_lost_its_engine_before_its_status_was_due_is_not_said_to_run() -> None:
     """Found by the simulator: `running` was published of a request that waited again, or was let go of."""
-    world = World()
-    world.up()
+    world = ready()
     work = world.submit("r")
-    assert work is not None
     assert work.stage is Stage.RUNNING
     world.die()
     world.pass_time(1.0)
     assert work.stage is Stage.QUEUED
-    assert "running" not in [effect.status for effect in world.seen if isinstance(effect, ask.Status)]
+    assert "running" not in [effect.status for effect in world.effects(ask.Status)]
 
 
 def test_another_pools_request_is_moved_and_committed_without_running() -> None:
-    world = World()
-    world.up()
+    world = ready()
     work = world.submit("r", pool="other")
-    assert work is not None
-    moves = [effect for effect in world.seen if isinstance(effect, ask.Republish)]
+    moves = world.effects(ask.Republish)
     assert [(move.pool, move.partition, move.origin) for move in moves] == [("other", None, work.first_place)]
     assert (world.started, world.ended, world.letters, world.committed()) == ([], [], [], 1)
 
 
 def test_a_request_for_a_pool_that_there_is_not_fails_clearly() -> None:
-    world = World()
-    world.up()
+    world = ready()
     world.hold_answers = {ask.Republish}
     work = world.submit("r", pool="nowhere")
-    assert work is not None
     world.flow.durable.cannot_move(work.subject, InvalidRequest("there is no pool nowhere", param="pool"), world.now)
     world.settle()
     assert (world.ended, world.letters, world.committed()) == ([("r", "failed")], [], 1)
 
 
 def test_what_a_server_turned_away_goes_behind_what_is_more_urgent_and_spends_no_attempt() -> None:
-    world = World()
-    world.up(slots=2, inline=True)
+    world = ready(slots=2, inline=True)
     low = world.submit("low", LOW)
-    assert low is not None
-    assert low.run is not None
     world.flow.replicas.limits("m", 0, 1, world.now)
     world.submit("high", HIGH)
     assert list(world.running) == ["low"]  # the limit is one now
@@ -967,8 +750,7 @@ def test_a_record_that_is_delivered_again_after_partitions_were_added_is_still_t
     finished: bool,
 ) -> None:
     """Found by the simulator: it was moved as if it were new, and its repeat counted as done without an outcome."""
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     world.hold_answers = {ask.Terminal}
     world.submit("r", HIGH, line="c")
     world.submit("r", LOW, line="c")
@@ -976,7 +758,7 @@ def test_a_record_that_is_delivered_again_after_partitions_were_added_is_still_t
         world.finish("r")
         world.release(ask.Terminal)
     world.submit("r", HIGH, line="c", belongs_on=3, offset=0)
-    assert [effect for effect in world.seen if isinstance(effect, ask.Republish)] == []
+    assert world.effects(ask.Republish) == []
     if not finished:
         assert world.committed(LOW) == 0
         world.finish("r")
@@ -987,8 +769,7 @@ def test_a_record_that_is_delivered_again_after_partitions_were_added_is_still_t
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_record_that_was_moved_is_not_taken_when_the_partition_has_become_its_own(moved: bool) -> None:
     """Simulator, seed 91593: partitions were added between two deliveries; it ran although it had been moved."""
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     world.hold_answers = set() if moved else {ask.Republish}
     world.submit("r", HIGH, line="c", belongs_on=3)
     world.submit("r", HIGH, line="c", offset=0)
@@ -1003,16 +784,14 @@ STANDS = Finished(run_id="", output={"text": "it stands"}, finish_reason="stop")
 def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its_conversation() -> None:
     """The last of them had appended the answer, and died before it published the outcome."""
     world = World()
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2
+    world.died_of = dict.fromkeys(("answered", "silent", "plain"), 2)
     world.up()
     world.hold_answers = {ask.CheckForAnswer}
     turns = [world.submit(name, line=name, max_attempts=2) for name in ("answered", "silent")]
     for turn in turns:
-        assert turn is not None
         assert turn.stage is Stage.CHECKING_FOR_ANSWER
         answer = STANDS if turn.request_id == "answered" else None
-        world.flow.durable.answer_checked(turn.subject, answer, world.now, large=False)
-    world.settle()
+        world.answer_checked(turn, answer)
     assert sorted(world.ended) == [("answered", "completed"), ("silent", "dead_lettered")]
     assert world.letters == ["silent"]
     world.submit("plain", max_attempts=2)
@@ -1029,13 +808,11 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
     world.hold_answers = {ask.Begin if way == "cancelled as it begins" else ask.Prepare, ask.CheckForAnswer}
     world.up()
     turn = world.submit("turn", line="c", max_attempts=2 if way == "cancelled between attempts" else 1)
-    assert turn is not None
-    assert turn.run is not None
     match way:
         case "dies":
             world.die()
         case "refused":
-            world.flow.attempts.refused(turn.subject, turn.run.run_id, InvalidRequest("no"), world.now, again=False)
+            world.refuse(turn, InvalidRequest("no"), again=False)
         case "cancelled as it begins":
             world.cancel("turn")
         case _:
@@ -1043,8 +820,7 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
             assert turn.stage is Stage.RETRYING
             world.cancel("turn")
     assert turn.stage is Stage.CHECKING_FOR_ANSWER
-    world.flow.durable.answer_checked(turn.subject, STANDS, world.now, large=False)
-    world.settle()
+    world.answer_checked(turn, STANDS)
     assert (world.ended, world.letters) == ([("turn", "completed")], [])
 
 
@@ -1059,8 +835,7 @@ def test_a_parked_turn_whose_record_is_gone_ends_with_the_answer_that_stands_in_
     world.flow.arrivals.gone(parked.key, world.now)
     assert parked.stage is Stage.CHECKING_FOR_ANSWER
     assert parked.request.conversation_id == "c", "its bytes are not here, and it is looked up all the same"
-    world.flow.durable.answer_checked(parked.subject, STANDS, world.now, large=False)
-    world.settle()
+    world.answer_checked(parked, STANDS)
     assert (world.status_of("r199"), world.letters) == ("completed", [])
 
 
@@ -1070,15 +845,12 @@ def test_a_turn_that_cannot_be_moved_ends_with_the_answer_that_stands_in_its_con
     error: BadAvro | InvalidRequest, stands: bool
 ) -> None:
     """Found by the simulator: another record of it had been answered where its conversation is."""
-    world = World()
-    world.up()
+    world = ready()
     world.hold_answers = {ask.Republish, ask.CheckForAnswer}
     turn = world.submit("r", line="c", belongs_on=3)
-    assert turn is not None
     world.flow.durable.cannot_move(turn.subject, error, world.now)
     assert turn.stage is Stage.CHECKING_FOR_ANSWER
-    world.flow.durable.answer_checked(turn.subject, STANDS if stands else None, world.now, large=False)
-    world.settle()
+    world.answer_checked(turn, STANDS if stands else None)
     failed = "failed" if isinstance(error, InvalidRequest) else "dead_lettered"
     assert world.status_of("r") == ("completed" if stands else failed)
     assert world.letters == (["r"] if failed == "dead_lettered" and not stands else [])

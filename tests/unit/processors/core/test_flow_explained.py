@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from card_driver import Card, gb
-from flow_driver import HIGH, LOW, MEDIUM, World
+from flow_driver import LOW, MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.queue.lifetimes import LifetimeSettings
-from penstock.processors.core.queue.slack import SlackSettings
 
 
 def waitings(world: World, request_id: str) -> list[tuple[str, int | None]]:
     """(reason, position) of each status in order."""
     return [
         (effect.waiting.reason, effect.waiting.position)
-        for effect in world.seen
-        if isinstance(effect, ask.Status) and effect.subject.request_id == request_id and effect.waiting is not None
+        for effect in world.effects(ask.Status)
+        if effect.subject.request_id == request_id and effect.waiting is not None
     ]
 
 
@@ -37,8 +36,7 @@ def test_statuses_say_what_is_waited_for() -> None:
 
 
 def test_who_is_near_the_front_hears_only_what_is_new() -> None:
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     for number in range(4):
         world.submit(f"r{number}", MEDIUM)
     world.pass_time(1)
@@ -59,8 +57,7 @@ def test_who_is_near_the_front_hears_only_what_is_new() -> None:
 
 def test_an_estimate_that_has_passed_is_taken_back() -> None:
     """It lay in the past for as long as an engine hung."""
-    world = World()
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True)
     world.submit("first", MEDIUM)
     world.pass_time(4)
     world.finish("first")
@@ -71,8 +68,8 @@ def test_an_estimate_that_has_passed_is_taken_back() -> None:
     def told() -> list[int | None]:
         return [
             effect.waiting.estimated_start_at
-            for effect in world.seen
-            if isinstance(effect, ask.Status) and effect.subject.request_id == "waits" and effect.waiting is not None
+            for effect in world.effects(ask.Status)
+            if effect.subject.request_id == "waits" and effect.waiting is not None
         ]
 
     assert told()[-1] is not None
@@ -96,7 +93,6 @@ def test_an_estimate_is_what_was_measured() -> None:
         world.submit(name, MEDIUM)
     world.pass_time(1)
     status = next(e for e in reversed(world.seen) if isinstance(e, ask.Status) and e.subject.request_id == "b")
-    assert status.waiting is not None
     assert status.waiting.estimated_start_at is not None
     assert 2_000 <= status.waiting.estimated_start_at - world.wall_ms <= 4_000
     world.pass_time(3)
@@ -104,38 +100,14 @@ def test_an_estimate_is_what_was_measured() -> None:
     assert [kind for kind, _ in errors] == ["run", "start"]
 
 
-def test_low_work_waits_for_slack_and_goes_on_without_urgent_work() -> None:
-    world = World(slack=SlackSettings(half_life_s=1.0))
-    world.up(slots=8, inline=True)
-    for number in range(4):
-        world.submit(f"high{number}", HIGH)
-    world.pass_time(0.1)
-    world.pass_time(30)
-    for number in range(8):
-        world.submit(f"low{number}", LOW)
-    world.pass_time(0.1)
-    assert [name for name in world.started if name.startswith("low")] == ["low0"], (
-        "all slots are kept, its share is one"
-    )
-    assert waitings(world, "low1")[-1][0] == "slack"
-    for number in range(4):
-        world.finish(f"high{number}")
-    world.pass_time(30)
-    assert len([name for name in world.started if name.startswith("low")]) == 8
-
-
 def test_a_time_to_live_is_chosen_from_the_waits_of_its_class() -> None:
-    world = World(lifetimes=LifetimeSettings(floor_s=30.0, factor=2.0))
-    world.up(slots=1, inline=True)
+    world = ready(slots=1, inline=True, lifetimes=LifetimeSettings(floor_s=30.0, factor=2.0))
     for number in range(25):
         world.submit(f"r{number}", MEDIUM, ttl_ms=None)
         world.finish(f"r{number}")
-    work = world.submit("busy", MEDIUM)
-    assert work is not None
+    world.submit("busy", MEDIUM)
     waiting = world.submit("waits", MEDIUM, ttl_ms=None)
     named = world.submit("named", MEDIUM, ttl_ms=3_600_000)
-    assert waiting is not None
-    assert named is not None
     assert (waiting.ttl_ms, named.ttl_ms) == (30_000, None)
     world.pass_time(29)
     assert world.status_of("waits") is None
@@ -146,16 +118,13 @@ def test_a_time_to_live_is_chosen_from_the_waits_of_its_class() -> None:
         world.submit(f"late{number}", MEDIUM, ttl_ms=None)
     world.pass_time(31)
     longer = world.submit("longer", MEDIUM, ttl_ms=None)
-    assert longer is not None
     assert longer.ttl_ms is not None
     assert longer.ttl_ms > 50_000, "the wait of what expired counts"
 
 
 def test_the_status_and_the_reason_of_a_wait_say_the_same() -> None:
     """It is said after a moment: by then it may wait for memory, and not for a load any more."""
-    world = Card(80, {"a": gb(50), "b": gb(50)}, status_linger_s=0.05)
-    world.slow_loads = []
-    world.configure()
+    world = Card(80, {"a": gb(50), "b": gb(50)}, status_linger_s=0.05, by_hand=True)
     world.observe(foreign_gb=40)
     world.submit("r", model="a")
     world.pass_steps(1.0)
@@ -171,8 +140,8 @@ def test_the_status_and_the_reason_of_a_wait_say_the_same() -> None:
     world.pass_steps(1.0)
     said = [
         (one.status, one.waiting.reason)
-        for one in world.seen
-        if isinstance(one, ask.Status) and one.waiting is not None and one.status != "queued"
+        for one in world.effects(ask.Status)
+        if one.waiting is not None and one.status != "queued"
     ]
     assert set(said) == {("waiting_for_memory", "memory"), ("loading_model", "model_loading")}
     assert len(said) < 12, "it is not said again and again"

@@ -26,8 +26,6 @@ class Stream(Card):
         self.number = 0
         self.began: dict[str, float] = {}
         self.held: list[tuple[float, float]] = []
-        self.configure()
-        self.observe()
         self.start_s = self.now
 
     @property
@@ -35,9 +33,7 @@ class Stream(Card):
         return round(self.now - self.start_s, 3)
 
     def large(self, name: str) -> Work:
-        work = self.submit(name, model="a", requirements=Requirements(vram_bytes=70 * GB))
-        assert work is not None
-        return work
+        return self.submit(name, model="a", requirements=Requirements(vram_bytes=70 * GB))
 
     def go_on(self, seconds: float) -> None:
         self.pass_steps(seconds, STEP_S, self.look)

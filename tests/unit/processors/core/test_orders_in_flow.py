@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from card_driver import Card, card, gb
+from card_driver import Card, card, gb, spec
 from flow_driver import HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.schemas.errors import EngineFailed
 from penstock.schemas.records import STATUS_RANKS
-
-
-def spec(model: str, **fields: object) -> ModelSpec:
-    return ModelSpec(model=model, devices=("simulated",), **fields)  # type: ignore[arg-type]
-
 
 # -- unload
 
 
 def test_a_model_that_was_ordered_to_be_unloaded_before_a_restart_is_loaded_when_somebody_asks() -> None:
-    world = Card(80, {"a": gb(10)})
+    world = Card(80, {"a": gb(10)}, seen=False)
     world.flow.orders.desire("a", False, None, 7)  # as a worker replays its topic at its start
     world.configure()
     world.observe()
@@ -57,10 +51,7 @@ def test_an_order_to_unload_ends_the_replicas_of_before_it_and_none_after_it() -
 @pytest.mark.parametrize("paused", ["no", "model", "class"])
 @pytest.mark.parametrize("loaded", [True, False])
 def test_what_waits_for_a_model_that_is_removed_is_told_at_once(paused: str, loaded: bool) -> None:
-    world = Card(80, {"a": gb(10), "b": gb(10)})
-    world.slow_loads = None if loaded else []
-    world.configure()
-    world.observe()
+    world = Card(80, {"a": gb(10), "b": gb(10)}, by_hand=not loaded)
     world.submit("runs", model="a")
     if paused != "no":
         world.flow.orders.pause(paused, "a" if paused == "model" else MEDIUM, True)
@@ -104,10 +95,7 @@ def test_a_model_that_is_replaced_gets_an_engine_of_the_new_kind() -> None:
 
 
 def test_a_model_that_failed_is_tried_at_once_when_its_entry_changes_or_it_is_ordered_to_load() -> None:
-    world = Card(80, {"a": gb(10)})
-    world.slow_loads = []
-    world.configure()
-    world.observe()
+    world = Card(80, {"a": gb(10)}, by_hand=True)
     world.submit("r")
     for change in (lambda: world.configure(a=spec("a", options="other")), lambda: order_load(world)):
         for _ in range(2):
@@ -129,8 +117,13 @@ def order_load(world: Card) -> None:
 # -- suspects
 
 
-def suspect(world: World, name: str) -> None:
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == name else 0  # pyright: ignore[reportPrivateUsage]
+def two_models(slots_of_other: int = 1) -> World:
+    """Two workers died while the request `s` ran."""
+    world = World("m", "other")
+    world.died_of = {"s": 2}
+    world.up("m")
+    world.up("other", slots=slots_of_other)
+    return world
 
 
 @pytest.mark.parametrize("devices", [("simulated",), ()])
@@ -139,11 +132,11 @@ def test_a_paused_model_is_loaded_by_order_and_by_nothing_else(
     devices: tuple[str, ...], loaded: bool | None, pinned: bool | None
 ) -> None:
     world = card(80, a=gb(10))
-    world.configure(a=ModelSpec(model="a", devices=devices))
+    world.configure(a=spec("a", devices=devices))
     world.submit("r1")
     world.finish("r1")
     world.flow.orders.pause("model", "a", True)
-    world.configure(a=ModelSpec(model="a", devices=devices, options="another"))
+    world.configure(a=spec("a", devices=devices, options="another"))
     world.submit("r2")
     world.pass_steps(5.0)
     assert world.flow.lane("a").state == "absent"
@@ -156,37 +149,22 @@ def test_a_paused_model_is_loaded_by_order_and_by_nothing_else(
     assert world.running.keys() == {"r2"}
 
 
-def test_a_suspect_of_a_paused_model_keeps_nobody_waiting() -> None:
-    world = World("m", "other")
-    suspect(world, "s")
-    world.up("m")
-    world.up("other")
-    world.submit("runs", model="other")
-    world.submit("s", model="m")
-    world.flow.orders.pause("model", "m", True)
-    world.finish("runs")
-    world.submit("r", model="other")
-    assert world.running.keys() == {"r"}
-
-
-def test_a_suspect_whose_server_is_busy_keeps_nobody_waiting() -> None:
-    world = World("m", "other")
-    suspect(world, "s")
-    world.up("m")
-    world.up("other")
+@pytest.mark.parametrize("cause", ["a paused model", "a busy server"])
+def test_a_suspect_that_cannot_start_keeps_nobody_waiting(cause: str) -> None:
+    world = two_models()
     world.submit("runs", model="other")
     world.submit("s", LOW, model="m")
-    world.flow.replicas.busy("m", 0, 600.0, world.now)
+    if cause == "a paused model":
+        world.flow.orders.pause("model", "m", True)
+    else:
+        world.flow.replicas.busy("m", 0, 600.0, world.now)
     world.finish("runs")
     world.submit("r", HIGH, model="other")
     assert world.running.keys() == {"r"}
 
 
 def test_a_suspect_without_a_slot_of_its_model_keeps_nobody_waiting() -> None:
-    world = World("m", "other")
-    suspect(world, "s")
-    world.up("m", slots=1)
-    world.up("other", slots=2)
+    world = two_models(2)
     world.submit("k", HIGH, model="m")
     world.submit("s", model="m")
     world.pass_time(1.0)
@@ -201,10 +179,7 @@ def test_a_suspect_without_a_slot_of_its_model_keeps_nobody_waiting() -> None:
 
 
 def test_a_suspect_waits_for_others_for_a_minute_and_then_they_go_on() -> None:
-    world = World("m", "other")
-    suspect(world, "s")
-    world.up("m")
-    world.up("other", slots=2)
+    world = two_models(2)
     world.submit("long", model="other")
     world.submit("s", model="m")
     world.submit("r", model="other")
@@ -244,7 +219,6 @@ def test_a_turn_behind_another_one_is_promised_no_start() -> None:
     world.flow.orders.pause("model", "m", True)
     world.submit("first", model="m", line="c")
     work = world.submit("second", model="other", line="c")
-    assert work is not None
     waiting = world.flow.waiting_for(work, world.now)
     assert waiting.reason == "conversation"
     assert waiting.estimated_start_at is None
@@ -294,15 +268,12 @@ def said(world: World, request_id: str) -> str | None:
 
 
 def newest_status(world: World, request_id: str) -> ask.Status:
-    return [one for one in world.seen if isinstance(one, ask.Status) and one.subject.request_id == request_id][-1]
+    return [one for one in world.effects(ask.Status) if one.subject.request_id == request_id][-1]
 
 
 def test_a_status_does_not_name_a_load_that_has_ended() -> None:
     """It stayed "loading_model" until the request started, though its model was ready and paused."""
-    world = Card(80, {"a": gb(10)}, status_linger_s=0.05)
-    world.slow_loads = []
-    world.configure()
-    world.observe()
+    world = Card(80, {"a": gb(10)}, status_linger_s=0.05, by_hand=True)
     world.submit("r")
     pass_seconds(world, 2)
     assert said_as(world, "r") == ("loading_model", "model_loading")
@@ -318,8 +289,7 @@ def test_a_status_does_not_name_a_load_that_has_ended() -> None:
 
 def said_as(world: World, request_id: str) -> tuple[str, str | None]:
     """The newest status of a request, with its reason to wait."""
-    status = next(s for s in reversed(world.seen) if isinstance(s, ask.Status) and s.subject.request_id == request_id)
-    return status.status, said(world, request_id)
+    return newest_status(world, request_id).status, said(world, request_id)
 
 
 def test_a_turn_that_another_class_passes_says_that_it_waits_for_that_turn() -> None:
@@ -338,7 +308,8 @@ def test_a_turn_that_another_class_passes_says_that_it_waits_for_that_turn() -> 
     assert said(world, "low") == "model_loading"
 
 
-def test_a_request_whose_engine_died_says_what_it_waits_for() -> None:
+@pytest.mark.parametrize("way", ["its engine died", "it failed"])
+def test_a_request_that_runs_again_says_what_it_waits_for(way: str) -> None:
     """It stated `retrying`, and no reason, until its model was resumed."""
     world = World("m", status_linger_s=0.05)
     world.up("m")
@@ -346,19 +317,7 @@ def test_a_request_whose_engine_died_says_what_it_waits_for() -> None:
     pass_seconds(world, 1)
     assert said_as(world, "r") == ("running", None)
     world.flow.orders.pause("model", "m", True)
-    world.die("m")
-    assert said_as(world, "r") == ("retrying", None)
-    pass_seconds(world, 2)
-    assert said_as(world, "r") == ("queued", "paused")
-
-
-def test_a_request_that_is_tried_again_says_what_it_waits_for() -> None:
-    world = World("m", status_linger_s=0.05)
-    world.up("m")
-    world.submit("r")
-    pass_seconds(world, 1)
-    world.flow.orders.pause("model", "m", True)
-    world.fail("r", EngineFailed("no"))
+    world.fail("r", EngineFailed("no")) if way == "it failed" else world.die("m")
     assert said_as(world, "r") == ("retrying", None)
     pass_seconds(world, 30)
     assert said_as(world, "r") == ("queued", "paused")

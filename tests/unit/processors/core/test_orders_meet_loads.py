@@ -2,67 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from card_driver import Card, card, gb
+from card_driver import Card, card, gb, spec
 from flow_driver import HIGH, LOW, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
-from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.requests.states import Stage
 from penstock.schemas.errors import EngineFailed
 
 
-def spec(model: str, *, devices: tuple[str, ...] = ("simulated",), **fields: Any) -> ModelSpec:
-    return ModelSpec(model=model, devices=devices, **fields)
-
-
 def loading(*, total_gb: int = 80, **models: float) -> Card:
     """A card on which loads are answered by hand; the first model is loading."""
-    world = Card(total_gb, {name: gb(size) for name, size in models.items()})
-    world.slow_loads = []
-    world.configure()
-    world.observe()
+    world = Card(total_gb, {name: gb(size) for name, size in models.items()}, by_hand=True)
     world.flow.orders.want(next(iter(models)))
     world.settle()
     assert world.slow_loads == [(next(iter(models)), 0)]
     return world
 
 
-def test_a_remote_model_that_is_replaced_by_a_local_one_goes() -> None:
-    """Only models whose new entry takes no memory were looked at: the remote server answered for ever."""
-    world = Card(80, {"a": gb(10)})
-    world.specs = {"a": spec("a", devices=(), options="remote")}
-    world.configure()
-    world.observe()
+def test_a_remote_model_is_replaced_by_a_local_one_while_its_runs_end() -> None:
+    """The remote server answered for ever; and both had number 0, so the local one waited for memory until then."""
+    world = Card(80, {"a": gb(10)}, specs=[spec("a", devices=(), options="remote")])
     world.submit("before")
     world.pass_steps(0.5)
     assert "before" in world.running
     world.configure(a=spec("a", options="local"))
-    world.pass_steps(0.5)
-    assert not world.unloads, "what runs may end"
-    world.finish("before")
     world.submit("after")
+    world.pass_steps(5)
+    assert not world.unloads, "what runs may end"
+    assert set(world.running) == {"before", "after"}
+    world.finish("before")
     world.pass_steps(5)
     assert [reason for _, _, reason in world.unloads] == ["replaced"]
-    assert "after" in world.running
     assert [replica.device for replica in world.flow.lane("a").replicas.values()] == ["sim"]
-
-
-def test_a_local_model_is_loaded_while_runs_of_its_remote_server_end() -> None:
-    """Found by the simulator: both had number 0, so it waited for memory on an empty card until the runs had ended."""
-    world = Card(80, {"a": gb(10)})
-    world.specs = {"a": spec("a", devices=(), options="remote")}
-    world.configure()
-    world.observe()
-    world.submit("before")
-    world.pass_steps(0.5)
-    world.configure(a=spec("a", options="local"))
-    world.submit("after")
-    world.pass_steps(5)
-    assert set(world.running) == {"before", "after"}
 
 
 @pytest.mark.parametrize("order", ["remove", "unload", "replace"])
@@ -80,7 +53,6 @@ def test_an_order_ends_a_load(order: str) -> None:
         world.configure(a=spec("a", options="new"))
     world.pass_steps(1)
     assert world.unloads[0][:2] == ("a", 0)
-    assert world.slow_loads is not None
     assert world.slow_loads[1] == ("b", 0), "somebody waits for this one"
 
 
@@ -88,8 +60,7 @@ def test_an_order_ends_a_load(order: str) -> None:
 def test_a_model_that_was_ordered_to_be_unloaded_has_not_failed(error: Exception) -> None:
     """It stayed failed, and /readyz degraded."""
     world = loading(a=10)
-    world.flow.replicas.load_failed("a", 0, error, world.now)
-    world.settle()
+    world.load_failed(error, "a")
     assert world.flow.lane("a").state == "failed"
     world.flow.orders.desire("a", False, None, 5)
     world.pass_steps(60)
@@ -102,15 +73,14 @@ def test_the_failure_of_a_load_that_was_ordered_to_end_is_nobodys() -> None:
     world.submit("waits")
     world.hold_answers = {ask.Unload}
     world.configure(a=spec("a", options="new"))
-    world.flow.replicas.load_failed("a", 0, CannotLoad("the former files are broken"), world.now)
-    world.settle()
+    world.load_failed(CannotLoad("the former files are broken"), "a")
     lane = world.flow.lane("a")
     assert (lane.failures, lane.last_error, world.status_of("waits")) == (0, None, None)
     assert world.slow_loads == [("a", 0), ("a", 1)], "the new one is loaded"
 
 
 def test_the_size_of_a_former_entry_says_nothing() -> None:
-    world = Card(80, {"a": gb(10)})
+    world = Card(80, {"a": gb(10)}, seen=False)
     world.hold_answers = {ask.Size}
     world.configure()
     world.observe()
@@ -156,7 +126,7 @@ def test_a_suspect_of_a_paused_class_waits() -> None:
 def test_a_parked_request_that_must_run_alone_is_read_at_once() -> None:
     """Only the first of its class were read again: it kept all others waiting for a minute, and again."""
     world = World("m", intake_bytes=1_600_000, aging_s=2.0)
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "suspect" else 0  # pyright: ignore[reportPrivateUsage]
+    world.died_of = {"suspect": 2}
     world.submit("fills the share", LOW, size=190_000, ttl_ms=2_000_000, settle=False)
     suspect = world.submit("suspect", LOW, size=20_000, ttl_ms=3_600_000, settle=False)
     for number in range(300):
@@ -164,7 +134,6 @@ def test_a_parked_request_that_must_run_alone_is_read_at_once() -> None:
     for number in range(200):
         world.submit(f"high{number}", HIGH, size=10, settle=False)
     world.settle()
-    assert suspect is not None
     assert suspect.stage is Stage.PARKED
     world.up("m", slots=1, inline=True)
     idle = 0
@@ -179,8 +148,6 @@ def test_a_parked_request_that_must_run_alone_is_read_at_once() -> None:
 @pytest.mark.parametrize("order", ["unload", "remove"])
 def test_a_model_that_is_wanted_again_while_it_is_unloaded_is_loaded(order: str) -> None:
     world = Card(15, {"a": gb(10)})
-    world.configure()
-    world.observe()
     world.submit("r")
     world.pass_steps(0.3)
     world.finish("r")
@@ -223,7 +190,6 @@ def test_a_server_that_is_busy_is_waited_for_in_the_estimate() -> None:
         world.finish(f"r{number}")
     world.flow.replicas.busy("m", 0, 600.0, world.now)
     work = world.submit("waits")
-    assert work is not None
     world.pass_time(1)
     starts_at = world.flow.waiting_for(work, world.now).estimated_start_at
     assert starts_at is not None
@@ -247,8 +213,6 @@ def test_a_model_that_is_added_again_begins_without_its_former_failures() -> Non
 
 def test_nothing_is_kept_or_drained_for_a_model_that_is_paused() -> None:
     world = Card(10, {"a": gb(8), "b": gb(8)})
-    world.configure()
-    world.observe()
     world.submit("runs", LOW, model="a")
     world.pass_steps(3)
     world.submit("waits", HIGH, model="b")
@@ -279,10 +243,7 @@ def test_a_replica_that_is_ordered_to_end_takes_no_more_runs_in_the_same_turn(
     order: str, devices: tuple[str, ...]
 ) -> None:
     """Lanes are looked at before placement is asked: what came in the turn of the order ran on the old engine."""
-    world = Card(80, {"a": gb(10)}, slots=4)
-    world.specs = {"a": spec("a", devices=devices)}
-    world.configure()
-    world.observe()
+    world = Card(80, {"a": gb(10)}, slots=4, specs=[spec("a", devices=devices)])
     world.submit("before")
     world.pass_steps(0.3)
     assert world.running.keys() == {"before"}
@@ -298,11 +259,7 @@ def test_a_replica_that_is_ordered_to_end_takes_no_more_runs_in_the_same_turn(
 def test_a_load_that_was_ordered_to_end_and_ends_in_the_same_turn_takes_no_runs(
     order: str, devices: tuple[str, ...]
 ) -> None:
-    world = Card(80, {"a": gb(10)}, slots=4)
-    world.specs = {"a": spec("a", devices=devices)}
-    world.slow_loads = []
-    world.configure()
-    world.observe()
+    world = Card(80, {"a": gb(10)}, slots=4, specs=[spec("a", devices=devices)], by_hand=True)
     world.submit("waits")
     world.pass_steps(0.3)
     assert world.slow_loads == [("a", 0)]
@@ -316,11 +273,7 @@ def test_a_load_that_was_ordered_to_end_and_ends_in_the_same_turn_takes_no_runs(
 @pytest.mark.parametrize("devices", [("simulated",), ()])
 def test_a_preloaded_model_that_is_replaced_while_it_is_loaded_is_loaded_anew(devices: tuple[str, ...]) -> None:
     """Nobody asks for it: the end of its former load also took back that it is to be loaded."""
-    world = Card(80, {"a": gb(10)})
-    world.specs = {"a": spec("a", devices=devices)}
-    world.slow_loads = []
-    world.configure()
-    world.observe()
+    world = Card(80, {"a": gb(10)}, specs=[spec("a", devices=devices)], by_hand=True)
     world.flow.orders.want("a")
     world.pass_steps(0.3)
     assert world.slow_loads == [("a", 0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flow_driver import LOW, MEDIUM, Finished, World
+from flow_driver import LOW, MEDIUM, Finished, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.requests.states import Stage
@@ -13,31 +13,24 @@ from penstock.schemas.errors import EngineFailed, Overloaded
 
 def test_words_keep_the_number_of_the_run_that_said_them() -> None:
     """A process tells its last words and its failure together: both are heard before anything is published."""
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     work = world.submit("r", stream=True)
-    assert work is not None
-    assert work.run is not None
     run_id = work.run.run_id
     world.flow.output.delta(work.subject, run_id, "old", [1], world.now)
     world.flow.attempts.failed(work.subject, run_id, EngineFailed("it ran out of memory"), world.now, again=True)
-    effects = world.flow.take_effects()
-    (chunk,) = [effect for effect in effects if isinstance(effect, ask.Chunk)]
+    world.settle()
+    (chunk,) = world.chunks
     assert work.attempt == 2
     assert chunk.subject.attempt == 1
 
 
 def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     work = world.submit("r", stream=True)
-    assert work is not None
-    assert work.run is not None
     world.flow.output.delta(work.subject, work.run.run_id, "old", [1], world.now)
-    committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
-    world.flow.assigned(committed, 2, fenced=False, now=world.now)
+    world.assigned(2)
     world.flow.replicas.down("m", 0, world.now)
-    world.flow.replicas.up("m", 0, 1, None, world.now, inline=True)
+    world.up(slots=1, replica=0, inline=True)
     world.pass_time(3.0)
     (chunk,) = world.chunks
     assert (chunk.subject.epoch, chunk.subject.attempt) == (1, 1)
@@ -46,35 +39,32 @@ def test_words_keep_the_epoch_of_the_run_that_said_them() -> None:
 
 def test_it_runs_again_as_running() -> None:
     """Readers fold statuses by attempt and rank: `running` after `retrying` of the same attempt is not heard."""
-    world = World(status_linger_s=0.0)
-    world.up(inline=True)
+    world = ready(inline=True, status_linger_s=0.0)
     world.submit("r")
     world.pass_time(0.1)
     world.fail("r", EngineFailed("once"))
     world.pass_time(1.0)
     world.pass_time(0.1)
-    told = [(s.status, s.subject.attempt) for s in world.seen if isinstance(s, ask.Status)]
+    told = [(s.status, s.subject.attempt) for s in world.effects(ask.Status)]
     assert told[-3:] == [("running", 1), ("retrying", 1), ("running", 2)]
 
 
 def test_what_never_ran_is_not_said_to_be_retried() -> None:
-    world = World(status_linger_s=0.0)
-    world.up(slots=1)
+    world = ready(slots=1, status_linger_s=0.0)
     world.submit("r")
     world.submit("waits")
     world.pass_time(0.1)
     world.die()
-    told = [s.subject.request_id for s in world.seen if isinstance(s, ask.Status) and s.status == "retrying"]
+    told = [s.subject.request_id for s in world.effects(ask.Status) if s.status == "retrying"]
     assert told == ["r"]
 
 
 @pytest.mark.parametrize("end", ["cancel", "expire", "gone"])
 def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up(end: str) -> None:
     world = World(intake_bytes=1200)
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.died_of = {"alone": 2}
     world.submit("first", size=150, ttl_ms=60_000)
     work = world.submit("alone", size=150, ttl_ms=60_000)
-    assert work is not None
     assert work.stage is Stage.PARKED
     world.hold_answers = {ask.Fetch}
     world.up(inline=True)
@@ -98,12 +88,11 @@ def test_one_that_must_run_alone_and_ends_while_it_is_read_again_holds_nobody_up
 def test_others_wait_for_seconds_only_while_one_that_must_run_alone_is_prepared() -> None:
     """Its image lies in a store that hangs: nothing started on the worker for a minute, and again after another."""
     world = World("m", "other")
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.died_of = {"alone": 2}
     world.hold_answers = {ask.Prepare}
     work = world.submit("alone", model="m", ttl_ms=None)
     world.up("m")
     world.up("other", inline=True)
-    assert work is not None
     assert work.stage is Stage.PREPARING
     world.submit("next", model="other", ttl_ms=None)
     assert not world.running
@@ -121,12 +110,11 @@ def test_others_wait_for_seconds_only_while_one_that_must_run_alone_is_prepared(
 
 def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
     world = World("m", "other")
-    world.flow.arrivals._screening._deaths = lambda key, request_id: 2 if request_id == "alone" else 0  # pyright: ignore[reportPrivateUsage]
+    world.died_of = {"alone": 2}
     world.submit("before", MEDIUM, line="c", model="other")
     work = world.submit("alone", LOW, line="c", model="m")
     world.hold_answers = {ask.Prepare}
     world.up("m")
-    assert work is not None
     assert world.flow.claim.holder is work
     world.reprioritize("alone", 5)
     world.release(ask.Prepare)
@@ -137,12 +125,11 @@ def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_ho
 
 def test_an_engine_is_told_the_priority_that_a_command_gave() -> None:
     world = World()
-    work = world.submit("r", LOW)
-    assert work is not None
+    world.submit("r", LOW)
     world.reprioritize("r", 2)
     world.up()
     world.pass_time(0.1)
-    prepared = [effect for effect in world.seen if isinstance(effect, ask.Prepare)]
+    prepared = world.effects(ask.Prepare)
     assert [effect.subject.priority for effect in prepared] == [2]
 
 
@@ -167,8 +154,7 @@ def test_a_model_that_is_loaded_after_all_fails_nobody_more() -> None:
     for n in range(600):
         world.submit(f"r{n}", settle=False)
     world.settle()
-    world.flow.replicas.load_failed("m", 0, CannotLoad("no such file"), world.now)
-    world.settle()
+    world.load_failed(CannotLoad("no such file"))
     failed = len(world.ended)
     world.up(inline=True)
     world.pass_time(0.01)
@@ -195,16 +181,12 @@ def test_a_flood_that_expires_at_once_ends_some_at_a_time() -> None:
 
 def test_another_record_at_the_offset_of_held_work_ends_that_silently() -> None:
     """A topic that was made anew: what ran for the old record must not complete the new one's offset."""
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     old = world.submit("old")
-    assert old is not None
     run_id = old.run.run_id if old.run else ""
-    committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
-    world.flow.assigned(committed, 2, fenced=False, now=world.now)
+    world.assigned(2)
     world.offsets[(MEDIUM, 0)] = 0
-    new = world.submit("new", settle=False)
-    assert new is not None
+    world.submit("new", settle=False)
     world.settle()
     assert old.stage is Stage.DROPPED
     world.flow.attempts.finished(old.subject, run_id, Finished(), world.now, large=False)
@@ -216,8 +198,7 @@ def test_another_record_at_the_offset_of_held_work_ends_that_silently() -> None:
 
 
 def test_what_fails_while_the_worker_stops_is_handed_back_at_once() -> None:
-    world = World()
-    world.up(slots=2, inline=True)
+    world = ready(slots=2, inline=True)
     world.submit("fails")
     world.submit("dies")
     world.flow.stop_taking()
@@ -229,20 +210,8 @@ def test_what_fails_while_the_worker_stops_is_handed_back_at_once() -> None:
     assert not world.flow.works
 
 
-def test_what_needs_more_than_the_whole_cache_fails_at_once() -> None:
-    world = World()
-    world.need = lambda work: 2000 if work.request_id == "huge" else 10
-    world.up(slots=4, tokens=1000)
-    world.submit("huge")
-    world.pass_time(2.0)
-    world.submit("small")
-    assert world.status_of("huge") == "failed"
-    assert "small" in world.running
-
-
 def test_who_waits_for_a_retry_ends_at_its_deadline_and_a_flood_of_retries_is_spread() -> None:
-    world = World(aging_s=1e9)
-    world.up(slots=1000, inline=True)
+    world = ready(slots=1000, inline=True, aging_s=1e9)
     for n in range(600):
         world.submit(f"r{n}", ttl_ms=5_000 if n < 10 else None, settle=False)
     world.settle()

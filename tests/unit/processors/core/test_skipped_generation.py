@@ -12,21 +12,14 @@ from typing import Any
 
 import pytest
 
-from flow_driver import MEDIUM, World
-from penstock.processors.core.commit.gate import CommitGate, Revocation
+from flow_driver import MEDIUM, World, ready
+from penstock.processors.core.commit.commit import Commit, Revocation
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP
 
 TP0 = (MEDIUM, 0)
-COMMITTED: dict[TP, tuple[int, str]] = {TP0: (0, "")}
-
-
-def worker() -> World:
-    world = World()
-    world.up(slots=1, inline=True)
-    return world
 
 
 def publish(reader: ResultFold, work: Work, kind: str) -> None:
@@ -51,17 +44,14 @@ def publish(reader: ResultFold, work: Work, kind: str) -> None:
 
 def run_through_a_skipped_generation() -> tuple[World, ResultFold]:
     """The first worker has it in generations 1 and 3, another one begins it in generation 2 and finishes nothing."""
-    first, other, reader = worker(), worker(), ResultFold(request_id="r", tenant="default")
+    first, other, reader = ready(inline=True), ready(inline=True), ResultFold(request_id="r", tenant="default")
     work = first.submit("r", stream=True)
-    assert work is not None
     publish(reader, work, "chunk")
-    other.flow.assigned(COMMITTED, 2, fenced=False, now=other.now)
+    other.assigned(2, (MEDIUM,))
     again = other.submit("r", stream=True)
-    assert again is not None
     assert again.epoch == 2
     publish(reader, again, "chunk")
-    first.flow.assigned(COMMITTED, 3, fenced=False, now=first.now)
-    first.settle()
+    first.assigned(3, (MEDIUM,))
     if "r" not in first.running:
         first.offsets[TP0] = 0  # what is not committed is delivered again
         first.submit("r", stream=True)
@@ -80,16 +70,16 @@ def test_the_outcome_of_work_that_begins_anew_is_seen() -> None:
 
 def test_kept_work_would_be_committed_without_an_outcome_that_readers_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same history with a gate that takes a skipped generation for the next one."""
-    assign = CommitGate.assign
+    assign = Commit.assign
 
     def keep(
-        self: CommitGate, committed: Mapping[TP, tuple[int, str]], generation: int, *, fenced: bool = False
+        self: Commit, committed: Mapping[TP, tuple[int, str]], generation: int, *, fenced: bool = False
     ) -> Revocation:
         if self.generation >= 0:
             self.generation = generation - 1
         return assign(self, committed, generation, fenced=fenced)
 
-    monkeypatch.setattr(CommitGate, "assign", keep)
+    monkeypatch.setattr(Commit, "assign", keep)
     first, reader = run_through_a_skipped_generation()
     assert first.started == ["r"]
     assert first.ended_works[-1].epoch == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flow_driver import MEDIUM, World
+from flow_driver import MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.requests.retries import RetrySettings
 from penstock.processors.core.requests.states import Stage
@@ -14,20 +14,16 @@ AWAY = StoreUnavailable("the store of artifacts at s3://b failed: 403 Forbidden"
 
 def asked(request_id: str = "r", **fields: int | str) -> tuple[World, Work]:
     """A request whose image is asked of the store."""
-    world = World(retries=RetrySettings(first_s=0.5))
-    world.up(slots=8)
+    world = ready(slots=8, retries=RetrySettings(first_s=0.5))
     world.hold_answers = {ask.Prepare}
     work = world.submit(request_id, **fields)  # pyright: ignore[reportArgumentType]
-    assert work is not None
     assert work.stage is Stage.PREPARING
     return world, work
 
 
 def refuse(world: World, work: Work, error: PenstockError = AWAY) -> None:
     world.asked.clear()
-    assert work.run is not None
-    world.flow.attempts.refused(work.subject, work.run.run_id, error, world.now, again=True)
-    world.settle()
+    world.refuse(work, error)
 
 
 def next_ask_s(world: World) -> float:
@@ -75,8 +71,7 @@ def test_its_deadline_ends_it_and_names_the_cause() -> None:
             refuse(world, work)
         world.pass_time(0.1)
     assert world.ended == [("r", "expired")]
-    (terminal,) = [effect for effect in world.seen if isinstance(effect, ask.Terminal)]
-    assert terminal.error is not None
+    (terminal,) = world.effects(ask.Terminal)
     assert AWAY.message in terminal.error.message
     assert world.now >= 105
 

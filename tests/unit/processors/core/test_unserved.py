@@ -50,8 +50,13 @@ class Pool(World):
                 self.report("other", *models)
 
     @property
+    def moves(self) -> list[tuple[str, int | None, str | None]]:
+        effects = [one for one in self.seen if isinstance(one, ask.Republish)]
+        return [(one.subject.request_id, one.partition, one.pool) for one in effects]
+
+    @property
     def passed_on(self) -> list[tuple[str, int | None]]:
-        return [(one.subject.request_id, one.partition) for one in self.seen if isinstance(one, ask.Republish)]
+        return [(one.subject.request_id, one.partition) for one in self.effects(ask.Republish)]
 
 
 @pytest.fixture
@@ -65,7 +70,7 @@ def test_a_request_is_passed_on_to_a_worker_that_serves_its_model(pool: Pool, mo
     task = "embedding" if klass == EMBEDDING else "text_generation"
     pool.submit("r", MEDIUM if klass == EMBEDDING else klass, topic=klass, model=model, task=task,
                 payload={"input": ["x"]} if klass == EMBEDDING else None)  # fmt: skip
-    (passed,) = [one for one in pool.seen if isinstance(one, ask.Republish)]
+    (passed,) = pool.effects(ask.Republish)
     assert (passed.partition, passed.pool, passed.subject.key[0]) == (3, None, klass)
     assert passed.origin == Origin(topic=klass, partition=0, offset=0, append_time_ms=1_000_000)
     assert (pool.ended, pool.committed(klass)) == ([], 1)
@@ -83,17 +88,18 @@ def test_many_requests_are_spread_over_the_partitions_of_all_that_serve_the_mode
     "report",
     [
         {"state": "draining"},
-        {"pool": "another"},
         {"assigned": ()},
         {"worker": "here"},
         {"at_ms": 1_000_000 - 25_000},
+        {"model": "failed"},
     ],
 )
 def test_a_request_waits_for_a_worker_that_can_take_it(pool: Pool, report: dict[str, Any]) -> None:
     pool.report("here", assigned=(0,))
-    pool.report(str(report.pop("worker", "other")), SERVING, **report)
+    fields = dict(report)
+    model = replace(SERVING, state=fields.pop("model", "ready"))
+    pool.report(fields.pop("worker", "other"), model, **fields)
     work = pool.submit("r", model="n")
-    assert work is not None
     assert (work.stage, pool.passed_on) == (Stage.PARKED, [])
     assert pool.flow.waiting_for(work, pool.now).reason == "no_worker"
 
@@ -105,6 +111,75 @@ def test_a_request_that_waits_is_passed_on_when_a_worker_reports_its_model(pool:
     pool.report("other", SERVING)
     pool.wait(1)
     assert (pool.passed_on, pool.ended, pool.committed()) == ([("r", 7)], [], 1)
+
+
+IN_ANOTHER_POOL = ("r", None, "another")
+
+
+@pytest.mark.parametrize(
+    ("request_", "passed"),
+    [
+        ({"model": "n"}, [IN_ANOTHER_POOL]),
+        ({"model": "alias", "line": "c1"}, [IN_ANOTHER_POOL]),
+        ({"model": "n", "names_pool": "own"}, []),
+        ({"model": "x"}, []),
+        ({"model": None, "task": "embedding"}, []),
+        ({"model": "m"}, []),
+    ],
+)
+@pytest.mark.parametrize("reported_at", ["before", "while it waits", "while it waits, and it was removed here"])
+def test_a_request_that_names_no_pool_is_passed_on_to_that_of_its_model(
+    request_: dict[str, Any], passed: list[object], reported_at: str
+) -> None:
+    pool = Pool(pool="own")
+    if reported_at == "before":
+        pool.report("other", SERVING, pool="another")
+    pool.submit("r", **request_)
+    if reported_at != "before":
+        assert pool.moves == []
+        if "removed" in reported_at:
+            pool.flow.peers.removed = {"n", "alias"}
+        pool.report("other", SERVING, pool="another")
+        pool.wait(1)
+    assert pool.moves == passed
+
+
+def test_a_worker_of_the_own_pool_is_preferred(pool: Pool) -> None:
+    pool.report("far", SERVING, pool="another")
+    pool.report("near", SERVING, assigned=(3,))
+    pool.submit("r", model="n")
+    assert pool.moves == [("r", 3, None)]
+
+
+def test_a_worker_that_changes_its_pool_counts_in_the_new_one(pool: Pool) -> None:
+    pool.report("other", SERVING)
+    pool.report("other", SERVING, pool="another")
+    pool.submit("r", model="n")
+    assert pool.moves == [IN_ANOTHER_POOL]
+    pool.report("other", SERVING, pool="another", state="stopped")
+    pool.submit("later", model="n")
+    assert pool.moves == [IN_ANOTHER_POOL]
+
+
+def test_turns_move_to_another_pool_in_their_order(pool: Pool) -> None:
+    """Also one that comes when its pool is known already, and whose bytes are read sooner."""
+    pool.submit("first", model="n", line="c1")
+    pool.hold_answers |= {ask.Fetch, ask.Republish}
+    pool.report("other", SERVING, pool="another")
+    pool.submit("second", model="n", line="c1")
+    pool.submit("third", model="m", line="c1")
+    pool.wait(2)
+    assert pool.moves == []
+    pool.release(ask.Fetch)
+    pool.wait(2)
+    assert pool.moves == [("first", None, "another")]
+    pool.release(ask.Republish)
+    pool.hold_answers |= {ask.Republish}
+    pool.wait(2)
+    assert pool.moves == [("first", None, "another"), ("second", None, "another")]
+    assert pool.started == []
+    pool.release(ask.Republish)
+    assert pool.started == ["third"]
 
 
 def test_nobody_waits_for_a_model_that_an_operator_has_removed(pool: Pool) -> None:
@@ -122,8 +197,6 @@ def test_a_turn_stays_where_its_conversation_is(pool: Pool) -> None:
     first = pool.submit("first", model="n", line="c1")
     second = pool.submit("second", model="m", line="c1")
     pool.submit("else", model="m", line="c2")
-    assert first is not None
-    assert second is not None
     pool.wait(2 * ABSENT_S, SERVING)
     assert (pool.passed_on, pool.started, pool.ended) == ([], ["else"], [])
     assert pool.flow.waiting_for(first, pool.now).reason == "no_worker"
@@ -146,8 +219,7 @@ def test_a_request_fails_only_when_nobody_has_served_its_model_for_a_while(pool:
     assert pool.ended == []
     pool.wait(20)
     assert pool.ended == [("r", "failed")]
-    (outcome,) = [one for one in pool.seen if isinstance(one, ask.Terminal)]
-    assert outcome.error is not None
+    (outcome,) = pool.effects(ask.Terminal)
     assert outcome.error.code == "model_not_found"
 
 
@@ -177,7 +249,7 @@ def test_a_request_that_was_moved_is_passed_on_by_newer_reports_alone(pool: Pool
     pool.wait(3)
     assert pool.passed_on == []
     pool.wait(5, SERVING)
-    (passed,) = [one for one in pool.seen if isinstance(one, ask.Republish)]
+    (passed,) = pool.effects(ask.Republish)
     assert (passed.partition, passed.origin) == (7, first)
 
 
@@ -186,9 +258,7 @@ def test_a_copy_that_comes_back_before_the_original_is_committed_is_new_work(poo
     pool.hold_answers.add(ask.Republish)
     pool.report("other", SERVING)
     original = pool.submit("r", model="n")
-    assert original is not None
     copy = pool.submit("r", model="n", origin=original.first_place, topic=MEDIUM)
-    assert copy is not None
     pool.release(ask.Republish)
     assert (original.stage, copy.stage) == (Stage.DONE, Stage.PARKED)
     assert pool.committed() == 1
@@ -232,17 +302,13 @@ def test_a_report_of_an_earlier_release_names_ids_alone(pool: Pool) -> None:
     assert pool.passed_on == [("by-id", 7)]
 
 
-def test_a_model_that_another_worker_could_not_load_is_not_served_there(pool: Pool) -> None:
-    pool.report("other", replace(SERVING, state="failed"))
-    pool.submit("r", model="n")
-    assert pool.passed_on == []
+CANNOT_LOAD = CannotLoad("its files are missing")
 
 
 def cannot_load(pool: Pool) -> None:
     """The model `m` dies here, and can never be loaded again."""
     pool.die("m")
-    pool.flow.replicas.load_failed("m", 0, CannotLoad("its files are missing"), pool.now)
-    pool.settle()
+    pool.load_failed(CANNOT_LOAD)
     pool.pass_time(1)
 
 
@@ -273,8 +339,7 @@ def fail_loads(pool: Pool, seconds: float, *models: ModelState) -> None:
         loads = len(pool.loads)
         pool.wait(1.0, *models)
         if len(pool.loads) > loads:
-            pool.flow.replicas.load_failed("m", 0, CannotLoad("its files are missing"), pool.now)
-            pool.settle()
+            pool.load_failed(CANNOT_LOAD)
 
 
 def test_a_turn_whose_model_cannot_be_loaded_here_waits_while_another_worker_has_it(pool: Pool) -> None:
@@ -284,8 +349,6 @@ def test_a_turn_whose_model_cannot_be_loaded_here_waits_while_another_worker_has
     pool.up("n")
     first = pool.submit("first", model="m", line="c1")
     second = pool.submit("second", model="n", line="c1")
-    assert first is not None
-    assert second is not None
     cannot_load(pool)
     fail_loads(pool, 3 * ABSENT_S, LOADED)
     assert (pool.ended, pool.started, pool.passed_on) == ([], [], [])
@@ -324,7 +387,7 @@ def test_it_fails_with_the_error_of_the_load_when_nobody_has_had_the_model_for_a
     assert pool.ended == []
     fail_loads(pool, 4, replace(LOADED, state=state))
     assert pool.ended == [("turn", "failed")]
-    (outcome,) = [one for one in pool.seen if isinstance(one, ask.Terminal)]
+    (outcome,) = pool.effects(ask.Terminal)
     assert isinstance(outcome.error, CannotLoad)
 
 
@@ -355,7 +418,6 @@ def test_a_turn_of_a_model_that_fits_no_device_here_waits_too(pool: Pool) -> Non
     pool.report("other", LOADED)
     turn = pool.submit("turn", line="c1")
     pool.submit("r")
-    assert turn is not None
     assert pool.flow.waiting_for(turn, pool.now).reason == "no_worker"
     assert (pool.ended, pool.passed_on) == ([], [("r", 7)])
 
@@ -364,8 +426,6 @@ def test_a_turn_that_waits_for_its_next_attempt_waits_on_when_its_model_cannot_b
     pool.report("other", LOADED)
     turn = pool.submit("turn", line="c1")
     behind = pool.submit("urgent", HIGH, line="c1")
-    assert turn is not None
-    assert behind is not None
     pool.fail("turn", EngineFailed("it broke"))
     assert turn.stage is Stage.RETRYING
     cannot_load(pool)
@@ -382,7 +442,6 @@ def test_a_request_is_passed_on_from_each_stage_in_which_it_waits_for_its_model(
     pool.report("other", ModelState(model="m", state="ready", tasks=["text_generation"]))
     pool.submit("runs")
     work = pool.submit("r", size=10_000 if stage is Stage.PARKED else 100)
-    assert work is not None
     if stage is Stage.FETCHING:
         pool.hold_answers.add(ask.Fetch)
         assert pool.flow._holdings.park(work)  # pyright: ignore[reportPrivateUsage]
@@ -405,6 +464,6 @@ def test_a_repeat_of_a_request_that_is_passed_on_later_has_a_copy_and_no_other_o
         pool.submit(name)
     cannot_load(pool)
     pool.cancel("ends")
-    copies = [(one.subject.request_id, one.origin.offset) for one in pool.seen if isinstance(one, ask.Republish)]
+    copies = [(one.subject.request_id, one.origin.offset) for one in pool.effects(ask.Republish)]
     assert copies == [("passed", 2), ("passed", 3)]
     assert (pool.ended, pool.committed()) == ([("ends", "cancelled")], 4), "one has begun to run here"

@@ -17,7 +17,7 @@ from PIL import Image
 
 from hostile_images import chunk, picture, png, scan_bomb
 from kit.refusals import refused
-from penstock.processors.guarded.process import Stopped
+from penstock.processors.guarded.process import JobStopped
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.processors import ImageJob, ImageProcessors
 from penstock.schemas.errors import EngineFailed, InvalidRequest, TooLarge
@@ -85,7 +85,7 @@ def test_a_request_that_is_given_up_ends_its_process_alone(processors: ImageProc
     def work() -> None:
         try:
             outcome.append(processors.process("a", job(picture(random.Random(1)), FLIP)))
-        except Stopped as error:
+        except JobStopped as error:
             outcome.append(error)
 
     thread = threading.Thread(target=work)
@@ -93,7 +93,7 @@ def test_a_request_that_is_given_up_ends_its_process_alone(processors: ImageProc
     wait_until(lambda: processors.pool.at_work() == {"a"})
     processors.pool.stop("a")
     thread.join(30)
-    assert isinstance(outcome[0], Stopped)
+    assert isinstance(outcome[0], JobStopped)
     wait_until(lambda: not alive(pid), describe="its process to end")
     assert processors.process("b", job(picture(random.Random(2)), FLIP)).data
     processors.pool.stop("b")  # it has ended

@@ -48,7 +48,6 @@ def test_metadata_that_changes_back_while_it_is_on_its_way_is_sent_again() -> No
     commits = begun(a=5)
     ask(commits, {A: (5, "map")})
     sent = commits.next()
-    assert sent is not None
     assert ask(commits, {A: (5, "")}) == []
     commits.answer(sent, {A: True})
     sent = commits.next()
@@ -59,7 +58,6 @@ def test_one_partition_to_blame_does_not_fail_the_others() -> None:
     commits = begun()
     answers = ask(commits, {A: (1, "too large"), B: (1, "")})
     sent = commits.next()
-    assert sent is not None
     commits.answer(sent, {}, one_by_one=True)
     alone: list[dict[TP, Committed]] = []
     while (sent := commits.next()) is not None:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.kafka.batches import TP, Delivered
+from penstock.processors.kafka.batches import TP, DeliveredRecord
 from penstock.processors.kafka.fetch_buffer import BATCH_BYTES, BATCH_RECORDS, FAIR_SHARE, FetchBuffer, OffsetsWentBack
 
 HIGH, LOW = ("high", 0), ("low", 0)
 NOBODY: frozenset[TP] = frozenset()
 
 
-def record(offset: int, size: int = 1) -> Delivered:
-    return Delivered(offset, 0, None, b"x" * size, (), True)
+def record(offset: int, size: int = 1) -> DeliveredRecord:
+    return DeliveredRecord(offset, 0, None, b"x" * size, (), True)
 
 
 def filled(counts: dict[TP, int], *, size: int = 1, total_bytes: int = 16_000_000) -> FetchBuffer:

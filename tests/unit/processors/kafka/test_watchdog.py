@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from penstock.processors.kafka.batches import Progress
+from penstock.processors.kafka.batches import PartitionProgress
 from penstock.processors.kafka.watchdog import DeliveryWatch, JoinWatch, StallWatch
 
 TP = ("t", 0)
 
 
-def seen(position: int = 5, highwater: int | None = 9, *, paused: bool = False) -> dict[tuple[str, int], Progress]:
-    return {TP: Progress(position=position, highwater=highwater, paused=paused)}
+def seen(
+    position: int = 5, highwater: int | None = 9, *, paused: bool = False
+) -> dict[tuple[str, int], PartitionProgress]:
+    return {TP: PartitionProgress(position=position, highwater=highwater, paused=paused)}
 
 
 def look_until(watch: StallWatch, end: int, *, begin: int = 0) -> frozenset[tuple[str, int]]:
@@ -40,7 +42,7 @@ def test_lag_without_movement_is_a_stall_after_the_limit() -> None:
     ],
     ids=["moved", "paused", "no room", "no lag", "end unknown", "not owned"],
 )
-def test_these_are_no_stalls(between: dict[tuple[str, int], Progress], room: bool) -> None:
+def test_these_are_no_stalls(between: dict[tuple[str, int], PartitionProgress], room: bool) -> None:
     watch = StallWatch(10)
     look_until(watch, 7)
     watch.look(between, room=room, now=8)

@@ -54,6 +54,17 @@ export async function call(method, path, body, headers = {}) {
 }
 
 export const get = (path) => call("GET", path);
+const MOST_PAGES = 20;
+/** A list from its first page on; `has_more` if it is longer than 20 pages. */
+export async function getPages(path) {
+  const data = [];
+  let page = null;
+  for (let read = 0; read < MOST_PAGES && page?.has_more !== false; read++) {
+    page = await get(`${path}${page ? `&after=${part(page.last_id)}` : ""}`);
+    data.push(...page.data);
+  }
+  return {data, has_more: page.has_more};
+}
 /** A part of a path or query, escaped. */
 export const part = encodeURIComponent;
 

@@ -3,14 +3,17 @@ import {render} from "./vendor/preact.js";
 import {useEffect, useState} from "./vendor/hooks.js";
 import {Failure, html, usePoll} from "./parts.js";
 import {logIn, logOut} from "./api.js";
+import {Audit} from "./audit.js";
 import {Chat} from "./chat.js";
 import {Conversation, Conversations} from "./conversations.js";
 import {DeadLetter, DeadLetters} from "./dead_letters.js";
+import {Key, Keys} from "./keys.js";
 import {Models} from "./models.js";
 import {Overview} from "./overview.js";
 import {Playground} from "./playground.js";
 import {Request} from "./request.js";
 import {Newest, Requests} from "./requests.js";
+import {Usage} from "./usage.js";
 import {OwnWaiting} from "./waiting.js";
 import {Workers} from "./workers.js";
 
@@ -26,6 +29,9 @@ const PAGES = {
   conversations: {name: "Conversations", scope: "read", show: (shown) => shown.id ? html`<${Conversation} ...${shown} />` : html`<${Conversations} ...${shown} />`},
   playground: {name: "Playground", scope: "submit", show: (shown) => html`<${Playground} ...${shown} />`},
   "dead-letters": {name: "Dead letters", scope: "admin", show: (shown) => shown.id ? html`<${DeadLetter} ...${shown} />` : html`<${DeadLetters} ...${shown} />`},
+  usage: {name: "Usage", scope: "read", show: (shown) => html`<${Usage} ...${shown} />`},
+  keys: {name: "Keys and limits", scope: "admin", show: (shown) => shown.id ? html`<${Key} ...${shown} />` : html`<${Keys} ...${shown} />`},
+  audit: {name: "Audit", scope: "admin", show: (shown) => html`<${Audit} ...${shown} />`},
   workers: {name: "Workers and gateways", scope: "admin", show: () => html`<${Workers} />`},
 };
 
@@ -71,7 +77,7 @@ function parse(hash) {
 
 function title({kind, page, id}) {
   if (!kind) return "Penstock";
-  return `${id ? `${page.name.replace(/s$/, "")} ${id}` : page.name} – Penstock`;
+  return `${id ? `${page.name.replace(/s( and .*)?$/, "")} ${id}` : page.name} – Penstock`;
 }
 
 function Home({may, tell, keyed}) {

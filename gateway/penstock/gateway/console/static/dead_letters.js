@@ -1,6 +1,6 @@
 // Dead letters of all tenants: counts, one of them, and redriving many.
 import {useState} from "./vendor/hooks.js";
-import {Act, Ago, Facts, Failure, Table, count, html, requestLink, times, usePoll} from "./parts.js";
+import {Act, Ago, Facts, Failure, Table, count, html, local, requestLink, times, usePoll} from "./parts.js";
 import {now, part} from "./api.js";
 import {Attempts} from "./attempts.js";
 import {Walk, start, useWalk} from "./walk.js";
@@ -47,12 +47,6 @@ function Filters({filter}) {
     ${field("request_id", "Request id", 20)}
     <label>Since <input name="since" type="datetime-local" step="1" value=${local(filter.since)} /></label>
     <button>Filter</button>${Object.keys(filter).length > 0 && html`<a href="#/dead-letters">All</a>`}</form>`;
-}
-
-/** A time of the address as a field of this browser's time zone shows it. */
-function local(since) {
-  const at = new Date(/^\d+$/.test(since ?? "") ? 1000 * Number(since) : since ?? NaN);
-  return Number.isNaN(at.getTime()) ? "" : new Date(at.getTime() - 60_000 * at.getTimezoneOffset()).toISOString().slice(0, 19);
 }
 
 function Letters({found, filter, after}) {

@@ -6,16 +6,13 @@ import {part} from "./api.js";
 import {Charts, RANGES, ended, last, newest, rates} from "./charts.js";
 import {Orders, load} from "./models.js";
 import {waitsFor} from "./requests.js";
-import {Tenants, Waiting, listed, stuck, useWaiting} from "./waiting.js";
+import {Tenants, Waiting, listed, stuck} from "./waiting.js";
 import {Counts, live as serving} from "./workers.js";
 
-const POLL_MS = 2000, DEVICES_MS = 4000;
+const POLL_MS = 3000;
 
 export function Overview({tell}) {
-  const [problems, failed] = usePoll("/v1/admin/problems", POLL_MS);
-  const [stats, no_stats, , at] = usePoll("/v1/admin/stats", POLL_MS);
-  const [devices, no_devices] = usePoll("/v1/admin/devices", DEVICES_MS);
-  const [waiting, no_waiting] = useWaiting(true);
+  const [found, failed, , at] = usePoll("/v1/admin/overview", POLL_MS), {problems, stats, devices, waiting, tenants} = found ?? {};
   const [range, choose] = useState("1 h"), {path, poll_ms} = RANGES[range];
   const [history, no_history] = usePoll(path, poll_ms);
   const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
@@ -24,10 +21,9 @@ export function Overview({tell}) {
     <${Problems} found=${problems} error=${failed} tell=${tell}
       counts=${stats && html`<${Counts} processes=${stats.processes} workers=${workers} live=${live} />`} />
     <section aria-labelledby="pipeline"><h2 id="pipeline">Pipeline</h2>
-      <${Failure} error=${no_stats ?? no_devices} />
-      ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices?.data ?? []}
+      ${stats && html`<${Pipeline} stats=${stats} workers=${workers} live=${live} devices=${devices.data}
         history=${history} range=${range} waiting=${waiting} tell=${tell} />`}</section>
-    <${Waiting} found=${waiting} error=${no_waiting} all=${true} /><${Tenants} />
+    <${Waiting} found=${waiting} all=${true} /><${Tenants} found=${tenants} />
     <${Charts} history=${history} error=${no_history} range=${range} choose=${choose} />
     ${stats && html`<${Models} workers=${live} models=${stats.models} tell=${tell} />`}`;
 }

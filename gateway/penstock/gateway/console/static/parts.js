@@ -37,6 +37,12 @@ export function Due({at}) {
   return ahead > 0 ? html`<time datetime=${at} title=${at}>in ${duration(ahead)}</time>` : html`<${Ago} at=${at} />`;
 }
 
+/** A time, RFC 3339 or Unix seconds, as a field of this browser's time zone shows it. */
+export function local(time) {
+  const at = new Date(/^\d+$/.test(time ?? "") ? 1000 * Number(time) : time ?? NaN);
+  return Number.isNaN(at.getTime()) ? "" : new Date(at.getTime() - 60_000 * at.getTimezoneOffset()).toISOString().slice(0, 19);
+}
+
 /** A link to a request; the key's own tenant needs no name. */
 export const requestLink = (id, tenant = null) =>
   id && html`<a href=${`#/requests/${part(id)}${tenant ? `?tenant=${part(tenant)}` : ""}`}><code><bdi>${id}</bdi></code></a>`;
@@ -58,7 +64,7 @@ export function Failure({error}) {
  * Nothing that another path has answered is ever shown under this one.
  * @returns {[any, any, () => void, string]}
  */
-export function usePoll(path, ms, {once = false, object = false} = {}) {
+export function usePoll(path, ms, {once = false, object = false, read = get} = {}) {
   const [state, setState] = useState(/** @type {any} */ ({path, found: null, error: null, at: null}));
   const again = useRef(() => {});
   useEffect(() => {
@@ -66,7 +72,7 @@ export function usePoll(path, ms, {once = false, object = false} = {}) {
     const ask = async () => {
       if (!final && !document.hidden) {
         try {
-          const found = await get(path);
+          const found = await read(path);
           final = once || found?.done === true;
           if (!ended) setState({path, found, error: null, at: new Date(now()).toISOString()});
         } catch (error) {

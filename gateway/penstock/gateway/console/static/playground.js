@@ -84,11 +84,10 @@ const given = (values) => Object.fromEntries(Object.entries(values).filter(([, v
 /** How to kill a worker while an answer comes. No route of a gateway ends a process: it would do so in production too. */
 function Kill() {
   const [stats] = usePoll("/v1/admin/stats", POLL_MS);
-  const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped").map((one) => ({...one, pid: /-(\d+)$/.exec(one.worker_id)?.[1]}));
+  const workers = (stats?.workers ?? []).filter((one) => one.state !== "stopped");
   return html`<section aria-labelledby="kill"><h2 id="kill">Kill the worker while it answers</h2>
     <p>Ask for a long answer, then run this on the worker's machine. The answer goes on when <code>penstock up</code> has started the worker again,
       and the text that was shown stays.</p>
-    ${workers.map((one) => html`<pre>${one.pid ? `kill -9 ${one.pid}` : `kill -9 PID`}   # ${one.worker_id}</pre>`)}
-    <p class="faint">The pid is the end of the worker's id, unless <code>worker.worker_id</code> is set; <code>penstock status</code> shows it too.
-      The page has no button for it: no route of a gateway ends a process.</p></section>`;
+    ${workers.map((one) => html`<pre>kill -9 ${one.pid || "PID"}   # ${one.worker_id}</pre>`)}
+    <p class="faint"><code>penstock status</code> shows the pid too. The page has no button for it: no route of a gateway ends a process.</p></section>`;
 }

@@ -78,7 +78,7 @@ function Own({path, may, tell, keyed}) {
 }
 
 /** Copies a text. Where the browser lets no page copy (plain HTTP of another machine), it is shown to be marked. */
-function Copy({label, of, tell}) {
+export function Copy({label, of, tell}) {
   const copy = async () => {
     try {
       const copied = await of();

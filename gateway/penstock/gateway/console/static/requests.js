@@ -13,7 +13,7 @@ const CLASSES = ["high", "medium", "low"];
 const AGES = {60: "1 min", 600: "10 min", 3600: "1 h", 86400: "1 d"};
 const FILTERS = ["id_contains", "status", "waiting_for", "task", "model", "class", "older_than_s", "tenant"];
 const COLUMNS = ["request", "status", "task", "class", "model", "accepted", "why"];
-const POLL_MS = 2000;
+const POLL_MS = 3000;
 /** As the style sheet has them. */
 const ROW_PX = 30, BESIDE = 12, SPARE = 4;
 const AT_ONCE = 200;

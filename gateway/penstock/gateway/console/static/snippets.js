@@ -22,10 +22,11 @@ function OfCluster({request}) {
   return html`<pre>${kcat(request, stats?.kafka)}</pre>`;
 }
 
+/** By `printf`: the `echo` of some shells changes backslashes. */
 function kcat(request, cluster = null) {
   const {conversation_id: key} = request, {bootstrap_servers: servers, topic_prefix: prefix} = cluster ?? {bootstrap_servers: "KAFKA:9092", topic_prefix: ""};
   return (cluster ? "" : `# KAFKA: the broker's address. A topic prefix, if there is one, stands before the topic's name.\n`)
-    + `echo ${shell(JSON.stringify({request_id: "a-new-id", ...request}))} |\n  kcat -P -b ${servers} -t ${prefix}${topic(request)}`
+    + `printf '%s\\n' ${shell(JSON.stringify({request_id: "a-new-id", ...request}))} |\n  kcat -P -b ${servers} -t ${prefix}${topic(request)}`
     + (key ? ` -k ${key} -X partitioner=murmur2_random` : "");
 }
 

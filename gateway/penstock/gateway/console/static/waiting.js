@@ -2,7 +2,7 @@
 import {Failure, Table, count, duration, html, rate, times, usePoll, words} from "./parts.js";
 import {waitsFor} from "./requests.js";
 
-const POLL_MS = 4000;
+const POLL_MS = 6000;
 const NEAR = 0.9;
 /** The task of the line that requests of a tenant share beyond its first 200 lines. */
 const OTHERS = "others";
@@ -12,9 +12,6 @@ const halts = ({reasons}) => Object.keys(reasons).length > 0 && Object.keys(reas
 const SHOWN_TENANTS = 12;
 const percent = (part) => `${part > 0 && part < 0.01 ? "<\u00a01" : Math.round(100 * part)}\u00a0%`;
 
-/** [the lines of all tenants, or of the caller's own, the newest error] */
-export const useWaiting = (all) => usePoll(all ? "/v1/admin/waiting" : "/v1/waiting", POLL_MS);
-
 /** How many requests of a class wait in lines that are not worked off. */
 export const stuck = (found, name) => (found?.data ?? []).filter((line) => line.class === name && halts(line)).reduce((sum, line) => sum + line.depth, 0);
 
@@ -23,11 +20,11 @@ export const listed = (filters = {}) => `#/requests?${new URLSearchParams({tenan
 
 /** The lines of the caller's tenant. */
 export function OwnWaiting() {
-  const [found, error] = useWaiting(false);
+  const [found, error] = usePoll("/v1/waiting", POLL_MS);
   return html`<${Waiting} found=${found} error=${error} />`;
 }
 
-export function Waiting({found, error, all = false}) {
+export function Waiting({found, error = null, all = false}) {
   const columns = ["waiting", "class", "model", all && "tenant", "oldest", "accepted", "left", "empty", "mostly for"].filter(Boolean);
   return html`<section aria-labelledby="waiting"><h2 id="waiting">Waiting${found?.depth ? `: ${times(found.depth, "request")}` : ""}</h2>
     <${Failure} error=${error} />
@@ -59,11 +56,10 @@ function forecast(line) {
 export const trend = ({accepted_per_s: accepted, left_per_s: left}) => left === 0 ? "stands still" : accepted > left ? "grows" : "steady";
 
 /** Who uses the system. One tenant without a limit says nothing. */
-export function Tenants() {
-  const [found, error] = usePoll("/v1/admin/tenants", POLL_MS);
+export function Tenants({found}) {
   const shown = found?.data.slice(0, SHOWN_TENANTS) ?? [], others = found && found.data.length + found.omitted - shown.length;
-  if (!error && shown.length < 2 && !shown.some((one) => Object.keys(one.limits).length)) return null;
-  return html`<section aria-labelledby="tenants"><h2 id="tenants">Tenants</h2><${Failure} error=${error} />
+  if (shown.length < 2 && !shown.some((one) => Object.keys(one.limits).length)) return null;
+  return html`<section aria-labelledby="tenants"><h2 id="tenants">Tenants</h2>
     <div class="columns tenants">${shown.map((one) => html`<${Tenant} key=${one.tenant} one=${one} />`)}</div>
     ${others > 0 && html`<p class="faint">${times(others, "tenant")} not shown, with less</p>`}</section>`;
 }

@@ -55,7 +55,6 @@ def decode(base: int, text: str) -> Ranges:
 
 
 def encode_flags(base: int, flags: bytes | bytearray, limit: int = LIMIT) -> str:
-    """As `encode`, from flags."""
     room = (limit - len(_RUNS)) * 4 // 5 - _CHECKSUM_BYTES  # base85 writes four bytes as five characters
     last = flags.rfind(1, 0, LONGEST)
     if last < 0 or room < 1:

@@ -1,7 +1,7 @@
 """The offsets of one partition, from what the broker has committed to the end of what was delivered: which are done.
 
-An offset costs nine bytes here, done or not: one flag and one mark. The mark is a hash of the request id. It tells a
-redelivery of finished work from another record at the same offset (a topic that was deleted and made anew).
+An offset costs nine bytes here, done or not: one flag and one mark. The mark is a hash of the request id. By it a
+redelivery of finished work differs from another record at the same offset (a topic that was deleted and created again).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GapInDelivery(Exception):
     """The consumer skipped offsets: to go on would commit past records that were never seen."""
 
 
-class Span:
+class CommitSpan:
     """`position`: end of the last delivery. `end`: end of all deliveries, and the highest offset to be committed.
 
     `brought`: end of the last delivery since the last assignment, after which deliveries begin at the commit again.
@@ -98,6 +98,10 @@ class Span:
             raise GapInDelivery(f"{offset} was not delivered: deliveries end at {self.end}")
         return bool(self._done[at]) and self._marks[at] in (ANY, mark)
 
+    def done(self, offset: int) -> bool:
+        """Of one that was delivered."""
+        return offset < self._base or bool(self._done[offset - self._base])
+
     def finish(self, offset: int, mark: int) -> None:
         """The outcome of this record is durable."""
         at = offset - self._base
@@ -105,7 +109,7 @@ class Span:
         self._marks[at] = mark
 
     def reopen(self, offset: int) -> None:
-        """A record that is not done stands here now."""
+        """A record that is not done is here now."""
         at = offset - self._base
         self._done[at] = 0
         self._head = min(self._head, at)

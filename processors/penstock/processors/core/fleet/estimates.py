@@ -29,7 +29,7 @@ FEW = 1.1
 AFTER_OOM = 1.25
 OOM_FORGOTTEN_AFTER = 8
 GROWN = 1.2
-"""Lines are fitted anew when there are so many times more samples, or when one lies above them."""
+"""Lines are fitted again when there are so many times more samples, or when one lies above them."""
 BAD_FIT = 0.10
 """A line that is off by more than this is no better than a peak that was measured at about this shape."""
 
@@ -62,7 +62,7 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """Coefficients over (1, features…) and the largest relative deviation of a peak above it."""
 
     coefficients: tuple[float, ...]
@@ -78,7 +78,7 @@ class Line:
 class _Learned:
     samples: dict[Shape, Sample] = field(default_factory=dict[Shape, Sample])  # by bucket, the newest last
     floors: list[Floor] = field(default_factory=list[Floor])
-    lines: list[Line] | None = None
+    lines: list[FittedLine] | None = None
     fitted: int = 0
     """Samples when the lines were fitted."""
 
@@ -164,7 +164,6 @@ class Estimates:
     # -- remembering
 
     def to_json(self) -> dict[str, Any]:
-        """All that was learned, as plain JSON values."""
         return {
             "version": 1,
             "learned": [
@@ -213,9 +212,9 @@ def _covers(larger: Shape, smaller: Shape) -> bool:
     return len(larger) == len(smaller) and all(a >= b for a, b in zip(larger, smaller, strict=True))
 
 
-def _lines(samples: Sequence[Sample]) -> list[Line]:
+def _lines(samples: Sequence[Sample]) -> list[FittedLine]:
     """The lines that can be fitted, the better one first; none while there are too few points for one."""
-    lines: list[Line] = []
+    lines: list[FittedLine] = []
     for on_shape in (True, False):
         rows = [(1.0, *s.shape) if on_shape else (1.0, float(s.estimate_bytes)) for s in samples]
         if len(samples) < len(rows[0]) + 2 or len({len(row) for row in rows}) > 1:
@@ -224,11 +223,11 @@ def _lines(samples: Sequence[Sample]) -> list[Line]:
         fitted = _least_squares(rows, peaks)
         if fitted is None:
             continue
-        line = Line(fitted, on_shape, 0.0)
+        line = FittedLine(fitted, on_shape, 0.0)
         values = [line.at(s.shape, s.estimate_bytes) for s in samples]
         if min(values) > 0:
             deviation = max(0.0, *(peak / value - 1 for peak, value in zip(peaks, values, strict=True)))
-            lines.append(Line(fitted, on_shape, deviation))
+            lines.append(FittedLine(fitted, on_shape, deviation))
     return sorted(lines, key=lambda line: line.deviation)
 
 

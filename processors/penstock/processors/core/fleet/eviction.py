@@ -51,7 +51,7 @@ class Evictions:
     waiting_at: set[tuple[str, int]] = field(init=False, default_factory=set[tuple[str, int]])
     """Replicas on which runs wait for memory: of their models' replicas they are those that stay."""
     kept: set[tuple[str, int]] = field(init=False, default_factory=set[tuple[str, int]])
-    """Of those, the replicas of runs that come before whoever is served now: they are not given up for it."""
+    """Of those, the replicas of runs that come before the one that is served now: they are not given up for it."""
 
     # -- choosing
 

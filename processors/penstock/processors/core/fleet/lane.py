@@ -17,7 +17,7 @@ from penstock.schemas.topics import CLASSES
 MAX_LOAD_FAILURES = 3
 """Loads that may fail in a row before requests that wait for the model fail; after these each failure fails them."""
 QUIET_DEATHS = 16
-"""So many deaths in a row are followed by a restart at once: finding the culprit among many takes some."""
+"""How many deaths in a row are followed by a restart at once: finding the culprit among many takes some."""
 UNSERVED = ""
 """The lane of requests whose model this worker does not serve. Nothing starts from it."""
 PREFIXES = 4_096
@@ -111,7 +111,6 @@ class Lane:
         self.load_span = (now, float("inf"))
 
     def up(self, replica: Replica, slots: int, tokens: int | None, *, inline: bool, now: float) -> None:
-        """A replica is loaded, with these limits."""
         if replica.state is ReplicaState.LOADING:
             self.load_span = (self.load_span[0], now)
         replica.up(slots, tokens, inline=inline, now=now)
@@ -120,7 +119,6 @@ class Lane:
         self.count_ready()
 
     def remove(self, replica: Replica) -> None:
-        """The replica is gone."""
         if self.replicas.get(replica.number) is replica:
             del self.replicas[replica.number]
         self.count_ready()

@@ -18,7 +18,7 @@ from penstock.schemas.errors import ModelNotFound, PenstockError
 from penstock.schemas.topics import CLASSES
 
 FAILED_AT_ONCE = 256
-"""So many are ended at a time when a model cannot be loaded."""
+"""How many are ended at a time when a model cannot be loaded."""
 LOOKED_THROUGH = 1024
 """Of those who wait, when some are newer than the failure."""
 

@@ -1,7 +1,7 @@
 """The ledger: who may use how much memory of which device. Reserved plus foreign use never passes a limit by a grant.
 
-A grant or None, never an exception for "not now" (after vLLM's allocate_slots). What can never fit is told at once. A
-reservation keeps room for one who has waited too long, as EASY backfilling does for the job at the head (Lifka, "The
+A grant or None, never an exception for "not now" (after vLLM's allocate_slots). What can never fit is refused at once.
+A reservation keeps room for one who has waited too long, as EASY backfilling does for the job at the head (Lifka, "The
 ANL/IBM SP scheduling system", 1995).
 """
 
@@ -28,7 +28,7 @@ class DeviceCapacity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grant:
+class MemoryGrant:
     """Memory given to an owner on one device or several; to be released exactly once.
 
     `needs` is what was granted at first; `Ledger.held_bytes` says what it is after `resize`.
@@ -50,7 +50,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class HeldMemory:
     """What a grant holds on one device; `measured_bytes` None until its use was measured."""
 
     owner: str
@@ -165,7 +165,7 @@ class Ledger:
 
     def __init__(self, devices: Sequence[DeviceCapacity], *, longest_reservation_s: float = 30.0) -> None:
         self._devices = {capacity.device: _Device(capacity) for capacity in devices}
-        self._grants: dict[int, Grant] = {}
+        self._grants: dict[int, MemoryGrant] = {}
         self._number = 0
         self._longest_reservation_s = longest_reservation_s
 
@@ -186,7 +186,7 @@ class Ledger:
         """Whether its use is known; nothing is granted on it otherwise."""
         return self._devices[device].observed
 
-    def measure(self, grant: Grant, device: str, used_bytes: int) -> None:
+    def measure(self, grant: MemoryGrant, device: str, used_bytes: int) -> None:
         """What this holder was measured to use. Beyond its grant it counts as taken. Raises IllegalRelease."""
         self._check_held(grant)
         self._devices[device].set_measured(grant.number, used_bytes)
@@ -195,7 +195,7 @@ class Ledger:
 
     def grant(
         self, owner: str, needs: Mapping[str, int], now: float, *, reserved_as: str | None = None
-    ) -> Grant | None:
+    ) -> MemoryGrant | None:
         """Reserve these bytes on each of these devices; None when one of them does not fit now.
 
         `reserved_as`: whom the room was kept for, when that was under another name.
@@ -210,14 +210,14 @@ class Ledger:
             if not held.observed or need > held.free_for(claimant, now):
                 return None
         self._number += 1
-        grant = Grant(number=self._number, owner=owner, needs=dict(needs))
+        grant = MemoryGrant(number=self._number, owner=owner, needs=dict(needs))
         self._grants[grant.number] = grant
         for device, need in needs.items():
             self._devices[device].set_held(grant.number, need)
         self.cancel_reservations(claimant)
         return grant
 
-    def resize(self, grant: Grant, device: str, need_bytes: int, now: float) -> bool:
+    def resize(self, grant: MemoryGrant, device: str, need_bytes: int, now: float) -> bool:
         """Change what a grant holds on a device: down always, up only if it fits now. Raises IllegalRelease."""
         self._check_held(grant)
         held = self._devices[device]
@@ -227,14 +227,14 @@ class Ledger:
         held.set_held(grant.number, need_bytes)
         return True
 
-    def release(self, grant: Grant) -> None:
+    def release(self, grant: MemoryGrant) -> None:
         """Give all of it back. Raises IllegalRelease."""
         self._check_held(grant)
         del self._grants[grant.number]
         for held in self._devices.values():
             held.forget(grant.number)
 
-    def _check_held(self, grant: Grant) -> None:
+    def _check_held(self, grant: MemoryGrant) -> None:
         if self._grants.get(grant.number) is not grant:
             raise IllegalRelease(f"grant {grant.number} of {grant.owner} is not held")
 
@@ -296,7 +296,7 @@ class Ledger:
     def devices(self) -> list[DeviceCapacity]:
         return [held.capacity for held in self._devices.values()]
 
-    def grants(self) -> list[Grant]:
+    def grants(self) -> list[MemoryGrant]:
         return list(self._grants.values())
 
     def limit_bytes(self, device: str) -> int:
@@ -314,10 +314,10 @@ class Ledger:
         """Granted bytes."""
         return self._devices[device].reserved_bytes
 
-    def held_bytes(self, grant: Grant, device: str) -> int:
+    def held_bytes(self, grant: MemoryGrant, device: str) -> int:
         return self._devices[device].held.get(grant.number, 0)
 
-    def comes_back_bytes(self, grant: Grant, device: str) -> int:
+    def comes_back_bytes(self, grant: MemoryGrant, device: str) -> int:
         """What is free for others again once it is released: what it holds, or was measured to use beyond that."""
         held = self._devices[device]
         return max(held.held.get(grant.number, 0), held.measured.get(grant.number, 0))
@@ -336,10 +336,10 @@ class Ledger:
         held = self._devices[device]
         return max(0, held.taken_bytes - held.capacity.limit_bytes)
 
-    def holders(self, device: str) -> list[Holder]:
+    def holders(self, device: str) -> list[HeldMemory]:
         """Who holds how much of a device, in the order of the grants."""
         held = self._devices[device]
         return [
-            Holder(self._grants[number].owner, need, held.measured.get(number))
+            HeldMemory(self._grants[number].owner, need, held.measured.get(number))
             for number, need in sorted(held.held.items())
         ]

@@ -26,7 +26,7 @@ FRONT = 8
 
 @dataclass(eq=False)
 class MemoryWaiters:
-    """Chosen anew before each planning from those that wait; one that was chosen stays so within its age."""
+    """Chosen again before each planning from those that wait; one that was chosen stays so within its age."""
 
     _scheduler: Scheduler[Work]
     _lanes: Lanes
@@ -164,7 +164,6 @@ class MemoryWaiters:
         return any(self.lacks_memory(lane, replica) for replica in lane.ready)
 
     def lacks_memory(self, lane: Lane, replica: Replica) -> bool:
-        """Whether a run on this replica waits for memory that is not free."""
         return replica.state is ReplicaState.READY and any(
             want.replica is replica and want.need_bytes > self._ledger.free_bytes(device)
             for device, want in lane.run_wants.items()

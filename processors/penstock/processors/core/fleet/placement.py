@@ -1,7 +1,7 @@
 """Placement: which model is loaded where, and which is given up for it. Pure: views in, decisions out.
 
 Called again after each change and now and then; it remembers nothing. What it decided before it sees in the states of
-the replicas. The rules, and why they never livelock, stand in `docs/decisions/0022`.
+the replicas. The rules, and why they never livelock, are in `docs/decisions/0022`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Sequence, Set
 
 from penstock.processors.core.fleet.eviction import Evictions
 from penstock.processors.core.fleet.ledger import Ledger
-from penstock.processors.core.fleet.space import Plan, Space
+from penstock.processors.core.fleet.space import PlacementPlan, Space
 from penstock.processors.core.fleet.views import (
     NEVER,
     Decision,
     Drain,
-    Load,
     ModelView,
     PlacementSettings,
+    PlannedLoad,
+    PlannedUnload,
     ReplicaView,
     Reserve,
-    Unload,
     Want,
 )
 from penstock.processors.core.fleet.wants import Wants
@@ -93,13 +93,15 @@ class _Round:
         if replica.state == "draining":
             if not replica.busy:
                 self._decisions.append(
-                    Unload(model=replica.model, replica=replica.replica, reason="drained", for_model=replica.for_model)
+                    PlannedUnload(
+                        model=replica.model, replica=replica.replica, reason="drained", for_model=replica.for_model
+                    )
                 )
         elif replica.state == "loading" and replica.end_reason is not None:
             self._ending.add((replica.model, replica.replica))
             self._space.count_coming(replica)
             self._decisions.append(
-                Unload(model=replica.model, replica=replica.replica, reason=replica.end_reason, for_model=None)
+                PlannedUnload(model=replica.model, replica=replica.replica, reason=replica.end_reason, for_model=None)
             )
         elif replica.state == "ready":
             if replica.end_reason is not None:
@@ -110,7 +112,7 @@ class _Round:
     def _end(self, replica: ReplicaView, reason: str, for_model: str | None) -> None:
         self._ending.add((replica.model, replica.replica))
         self._space.count_coming(replica)
-        decision = Drain if replica.busy else Unload
+        decision = Drain if replica.busy else PlannedUnload
         self._decisions.append(
             decision(model=replica.model, replica=replica.replica, for_model=for_model, reason=reason)
         )
@@ -149,12 +151,12 @@ class _Round:
                 return True
         return False
 
-    def _load(self, view: ModelView, plan: Plan, reason: str) -> None:
+    def _load(self, view: ModelView, plan: PlacementPlan, reason: str) -> None:
         taken = {replica.replica for replica in self._of_model[view.model]}
         number = next(number for number in range(len(taken) + 1) if number not in taken)
         self._space.claim(plan, view.model)
         self._decisions.append(
-            Load(
+            PlannedLoad(
                 model=view.model,
                 replica=number,
                 device=plan.devices[0],
@@ -178,7 +180,7 @@ class _Round:
         since = want.oldest if want.view.waits_since is None else want.view.waits_since
         return self._settings.keeps_room(self._now - since)
 
-    def _wait_for_room(self, want: Want, plans: Sequence[Plan]) -> bool:
+    def _wait_for_room(self, want: Want, plans: Sequence[PlacementPlan]) -> bool:
         """Whether what is ending already makes room for it: then that room is its own."""
         keeps = self._keeps_room(want)
         waiting = [plan for plan in plans if not self._space.shortages(plan, want.view.model, runs_end=keeps)]
@@ -193,7 +195,7 @@ class _Round:
         self._contest(plan, want)
         return True
 
-    def _contest(self, plan: Plan, want: Want) -> None:
+    def _contest(self, plan: PlacementPlan, want: Want) -> None:
         """Room is being made here for it: it is its own, also when those who held it are gone and no view says why."""
         self._space.claim(plan, want.view.model, contest=True)
         self._decisions.extend(
@@ -201,7 +203,7 @@ class _Round:
             for device, need in plan.needs.items()
         )
 
-    def _evict(self, want: Want, plans: Sequence[Plan]) -> bool:
+    def _evict(self, want: Want, plans: Sequence[PlacementPlan]) -> bool:
         """Give up the cheapest that makes room for it, if those who hold the room may be given up now."""
         missing = [(self._space.shortages(plan, want.view.model, runs_end=True), plan) for plan in plans]
         if not all(short for short, _ in missing):
@@ -216,7 +218,7 @@ class _Round:
         self._contest(plan, want)
         return True
 
-    def _keep_room(self, want: Want, plans: Sequence[Plan]) -> None:
+    def _keep_room(self, want: Want, plans: Sequence[PlacementPlan]) -> None:
         """Nobody may be given up for it yet. If it has waited long, those behind it leave it the room there is.
 
         What came before more urgent work only by its age does not hold that up.

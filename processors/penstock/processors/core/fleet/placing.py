@@ -203,7 +203,7 @@ class Placing:
             self._dirty.look_at(self._lanes[waiter.replica.model])  # the memory of its run is free
             return
         lane = self._lanes[decision.model]
-        if isinstance(decision, plan.Load):
+        if isinstance(decision, plan.PlannedLoad):
             former = lane.replicas.get(decision.replica)
             if former is not None and former.device is not None:
                 return  # it got one in this round already

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from penstock.processors.core.fleet.ledger import Grant
+from penstock.processors.core.fleet.ledger import MemoryGrant
 from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.suspects import Group
+from penstock.processors.core.requests.suspects import SuspectGroup
 from penstock.processors.core.requests.work import Work
 from penstock.schemas.topics import CLASSES
 
@@ -31,7 +31,7 @@ class Replica:
     """
 
     def __init__(
-        self, model: str, number: int, grant: Grant | None = None, devices: tuple[str, ...] | None = None
+        self, model: str, number: int, grant: MemoryGrant | None = None, devices: tuple[str, ...] | None = None
     ) -> None:
         self.model = model
         self.number = number
@@ -71,7 +71,7 @@ class Replica:
         """Works that hold a slot, with their tokens."""
         self.ahead: dict[Work, None] = {}
         """Works whose prompts are being counted or are known."""
-        self.exclusive: Group | None = None
+        self.exclusive: SuspectGroup | None = None
         """While set, only these suspects may start here."""
         self.busy_until = 0.0
         self.load_began = 0.0
@@ -122,7 +122,6 @@ class Replica:
         return True
 
     def running(self) -> int:
-        """Works that are on the engine."""
         return sum(work.stage is Stage.RUNNING for work in self.holders)
 
     def victims(self) -> list[Work]:

@@ -147,7 +147,6 @@ class Replicas:
             self._measurements.learn(lane, replica, whole_life=not died and replica.runs_begun >= LIVED)
 
     def _removed(self, lane: Lane, replica: Replica, *, died: bool = False) -> None:
-        """Its process has ended."""
         lane.remove(replica)
         self._life_ended(lane, replica, died=died)
         if replica.peak_bytes and replica.grant is not None and self._memory_error is not None:

@@ -1,7 +1,7 @@
 """Memory that runs take beyond what their replica holds: how much, whether it is free, who is first to get it.
 
 Of the runs that wait for memory of a device one is its *waiter*: room is made and kept for that one alone. All others
-wait and hold nothing. Why nobody waits for ever stands in `docs/decisions/0030`.
+wait and hold nothing. Why nobody waits for ever is in `docs/decisions/0030`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet.lane import Lane, RunWant
-from penstock.processors.core.fleet.ledger import Grant, Ledger
+from penstock.processors.core.fleet.ledger import Ledger, MemoryGrant
 from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.views import HOST
 from penstock.processors.core.requests.work import Work
@@ -20,7 +20,7 @@ class MemoryWaiter:
     """The run that is first to get memory of a device. `owner`: as whom it is known to placement and reservations.
 
     `klass`, `oldest`: the most urgent class that waits for its model, and when the oldest of that came: for it the run
-    stands in the queue with models that wait to be loaded. `since`: when its wait began to count against others.
+    is in the queue with models that wait to be loaded. `since`: when its wait began to count against others.
     Seconds of the flow's clock.
     """
 
@@ -114,7 +114,7 @@ class RunMemory:
         device = self.short_device(replica, work, now)
         return device if device in self._seen else None
 
-    def grant(self, replica: Replica, work: Work, now: float) -> Grant | None:
+    def grant(self, replica: Replica, work: Work, now: float) -> MemoryGrant | None:
         """Give it what it takes, which is free; None when it takes nothing."""
         need = run_bytes(replica, work)
         if not need or replica.device is None:
@@ -124,8 +124,7 @@ class RunMemory:
         assert grant is not None, "it was free a moment ago"
         return grant
 
-    def release(self, grant: Grant) -> None:
-        """Its run has ended."""
+    def release(self, grant: MemoryGrant) -> None:
         self._ledger.release(grant)
 
     def started(self, lane: Lane, work: Work) -> None:

@@ -11,26 +11,26 @@ from penstock.processors.core.fleet.views import HOST, ModelView, Need, ReplicaV
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacementPlan:
     """One way to place a replica: its devices, and the bytes that it takes of each, host memory included."""
 
     devices: tuple[str, ...]
     needs: Mapping[str, int]
 
 
-PLANS: WeakKeyDictionary[Ledger, dict[tuple[str, Need], list[Plan]]] = WeakKeyDictionary()
+PLANS: WeakKeyDictionary[Ledger, dict[tuple[str, Need], list[PlacementPlan]]] = WeakKeyDictionary()
 """Made once for each ledger and need: they depend on its devices alone, which never change."""
 PLANS_KEPT = 1024
 """Needs that are learned, and those of runs, are always new ones."""
 
 
-def _plans_of_one(ledger: Ledger, name: str, need: Need) -> list[Plan]:
+def _plans_of_one(ledger: Ledger, name: str, need: Need) -> list[PlacementPlan]:
     """A plan for each single device of this name or kind that could ever hold it."""
     known = PLANS.setdefault(ledger, {})
     plans = known.get((name, need))
     if plans is None:
         devices = [one.device for one in ledger.devices() if name in (one.device, one.kind)]
-        plans = [Plan((device,), _needs(ledger, (device,), need)) for device in devices]
+        plans = [PlacementPlan((device,), _needs(ledger, (device,), need)) for device in devices]
         if len(known) >= PLANS_KEPT:
             known.clear()
         plans = known[name, need] = [plan for plan in plans if ledger.fits_ever(plan.needs)]
@@ -85,14 +85,13 @@ class Space:
         kept = self.kept[device]
         return self.room[device] - (0 if kept is None or kept[0] == model else kept[1])
 
-    def fits(self, plan: Plan, model: str) -> bool:
-        """Whether it fits now."""
+    def fits(self, plan: PlacementPlan, model: str) -> bool:
         for device, need in plan.needs.items():
             if need > self.room[device] or need > self.free(device, model):
                 return False
         return True
 
-    def claim(self, plan: Plan, model: str, *, contest: bool = False) -> None:
+    def claim(self, plan: PlacementPlan, model: str, *, contest: bool = False) -> None:
         """It is this model's from now on. With `contest` nobody who comes later waits for room on these devices."""
         if contest:
             self._contested.update(plan.devices)
@@ -102,7 +101,7 @@ class Space:
             if kept is not None and kept[0] == model:
                 self.kept[device] = None
 
-    def plans(self, view: ModelView) -> Iterator[list[Plan]]:
+    def plans(self, view: ModelView) -> Iterator[list[PlacementPlan]]:
         """The ways to place a model that could ever fit, by its needs in their order."""
         for name, need in view.needs.items():
             plans = _plans_of_one(self.ledger, name, need)
@@ -111,11 +110,11 @@ class Space:
                     (plan.devices[0] for plan in plans),
                     key=lambda device: -(self.free(device, view.model) + self.coming[device]),
                 )[: need.devices]
-                plan = Plan(tuple(devices), _needs(self.ledger, devices, need))
+                plan = PlacementPlan(tuple(devices), _needs(self.ledger, devices, need))
                 plans = [plan] if len(devices) == need.devices else []
             yield plans
 
-    def open_plans(self, view: ModelView) -> list[Plan]:
+    def open_plans(self, view: ModelView) -> list[PlacementPlan]:
         """Its plans, by its first kind of device that could hold it, on devices that nobody before it waits for."""
         plans = next((plans for plans in self.plans(view) if plans), [])
         if self._contested:
@@ -124,7 +123,7 @@ class Space:
             plans = [plan for plan in plans if self._unknown.isdisjoint(plan.needs)]
         return plans
 
-    def shortages(self, plan: Plan, model: str, *, runs_end: bool) -> dict[str, int]:
+    def shortages(self, plan: PlacementPlan, model: str, *, runs_end: bool) -> dict[str, int]:
         """Bytes that are missing by device, once all that is ending has ended; with `runs_end` the runs of others too.
 
         Those end by themselves, but others follow them: unless room is kept.

@@ -129,7 +129,7 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class PlannedLoad:
     """Load a replica: `needs` are to be granted, by device. Host memory in it comes back once it is ready.
 
     Reasons: demand, pinned, desired, preload, replicas, saturated.
@@ -158,7 +158,7 @@ class Drain:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unload:
+class PlannedUnload:
     """Nothing runs on this replica: end it.
 
     Reasons: idle (another needs its room), drained, keep_alive, desired, over_limit.
@@ -183,7 +183,7 @@ class Reserve:
     until: float
 
 
-Decision = Load | Drain | Unload | Reserve
+Decision = PlannedLoad | Drain | PlannedUnload | Reserve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,6 @@ class Wants:
     settings: PlacementSettings
 
     def in_order(self) -> list[Want]:
-        """All of them, in the order of serving."""
         wants = [want for view in self.models.values() if (want := self._want(view)) is not None]
         if not wants:
             return []

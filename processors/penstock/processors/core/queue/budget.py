@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from penstock.processors.core.commit.gate import TP
+from penstock.schemas.topics import TP
 
 CLASSES_OF_A_LANE = 3
 FACT_BYTES = 1_024
-"""What a parked request costs in memory, with its places in the gate and the scheduler."""
+"""What a parked request costs in memory, with its places in `Commit` and the scheduler."""
 
 ClassAndLane = tuple[str, str]
 

@@ -15,9 +15,9 @@ from penstock.schemas.records import TIMELESS_REASONS, WaitingFor
 from penstock.schemas.topics import CLASSES
 
 NEAR_FRONT = 1_024
-"""So many of those who wait are looked at for a report."""
+"""How many waiting requests are looked at for a report."""
 UNKNOWN_START = TIMELESS_REASONS | {"conversation"}
-"""What stands before a turn may be of another model, and wait for anything."""
+"""What is before a turn may be of another model, and wait for anything."""
 
 
 class Explainer:
@@ -31,7 +31,7 @@ class Explainer:
         self._wall_ahead_ms = 0.0
 
     def clock(self, now: float, wall_ms: int) -> None:
-        """The flow's clock stands at `now`, the wall's at `wall_ms`."""
+        """The flow's clock is at `now`, the wall's at `wall_ms`."""
         self._wall_ahead_ms = wall_ms - now * 1000
 
     def wall_ms(self, now: float) -> int:
@@ -74,7 +74,7 @@ class Explainer:
         return scheduler.fronts.next_tenant(work.lane, work.klass) not in (work.tenant, None)
 
     def _first_waits_unknown(self, work: Work, now: float) -> bool:
-        """Whether the first that stands before it waits for something of which nobody knows when it ends."""
+        """Whether the first that is before it waits for something of which nobody knows when it ends."""
         first = self._scheduler.fronts.first(work.lane)
         if first is None or first is work:
             return False

@@ -93,7 +93,7 @@ class _Tenant:
 
 
 class FairQueue(Generic[C]):
-    """Entries are tuples that end with the item; what stands before it must differ between any two of a tenant."""
+    """Entries are tuples that end with the item; what is before it must differ between any two of a tenant."""
 
     __slots__ = ("_idle_at_most", "_length", "_order", "_serial", "_tenants", "_virtual")
 
@@ -109,7 +109,7 @@ class FairQueue(Generic[C]):
         return self._length
 
     def tenants(self) -> int:
-        """Tenants that are remembered: those that wait, and those that have had more than their share of late."""
+        """Tenants that are remembered: those that wait, and those that have had more than their share recently."""
         return len(self._tenants)
 
     def __iter__(self) -> Iterator[C]:

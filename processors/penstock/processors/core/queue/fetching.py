@@ -16,7 +16,7 @@ from penstock.processors.core.requests.work import Work
 from penstock.schemas.topics import CLASSES
 
 FETCH_AHEAD = 256
-"""So many parked requests of a class are read again together, when fewer than half as many have their bytes."""
+"""How many parked requests of a class are read again together, when fewer than half as many have their bytes."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Fetching:
                 self.fetch(lane, klass)
 
     def fetch_one(self, lane: Lane, work: Work) -> None:
-        """Have this request's bytes read again, whatever stands before it and whatever its class has."""
+        """Have this request's bytes read again, whatever is before it and whatever its class has."""
         self._registry.transition(work, "fetch", Stage.FETCHING)
         lane.parked[work.klass] -= 1
         self._emit(Fetch(work.tp, (work.key[2],), CLASSES.index(work.klass)))

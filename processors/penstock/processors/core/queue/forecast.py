@@ -37,7 +37,7 @@ class ModelTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ahead:
-    """What stands before a request. `cost`: tokens of those who start before it; `None` for those not counted.
+    """What is before a request. `cost`: tokens of those who start before it; `None` for those not counted.
 
     `busy` of `slots` work now. `loading_for_s`: since when its model loads, None when it is loaded, 0 when nobody has
     begun to load it.

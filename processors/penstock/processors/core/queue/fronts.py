@@ -1,4 +1,4 @@
-"""What stands at the front of the lanes: which class and which requests are next. It reads, and changes nothing."""
+"""What is at the front of the lanes: which class and which requests are next. It reads, and changes nothing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,6 @@ class Fronts(Generic[ItemT]):
         return first[0].tenant if first else None
 
     def lanes(self) -> list[str]:
-        """Lanes that have eligible items."""
         return [name for name, lane in self._lanes.items() if lane.strict(self.paused) is not None]
 
     def depth(self, lane: str, klass: str) -> int:

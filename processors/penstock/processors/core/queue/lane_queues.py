@@ -111,7 +111,6 @@ class LaneQueues(Generic[ItemT]):
         queued.entry = queued.aged_entry = None
 
     def take(self, queued: QueuedItem[ItemT], entry: Entry) -> None:
-        """The item starts."""
         item = queued.item
         self.queues[queued.klass].take(item.tenant, entry, item.cost)
         if queued.aged_entry is not None:

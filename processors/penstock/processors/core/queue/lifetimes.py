@@ -1,4 +1,4 @@
-"""Times to live that the worker chooses for requests that name no deadline, from how long their class waits of late."""
+"""Times to live that the worker chooses for requests that name no deadline, from recent waits of their class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quantile of what was observed of late, in constant memory: a histogram whose counts decay.
+"""A quantile of recent observations, in constant memory: a histogram whose counts decay.
 
 Buckets grow by a constant factor, so a quantile is exact to that factor (as in HdrHistogram and DDSketch). Old
 observations fade by *forward decay* (Cormode, Shkapenyuk, Srivastava and Xu, ICDE 2009): new ones get a growing weight

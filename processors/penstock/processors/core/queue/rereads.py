@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.processors.core.commit.gate import TP
 from penstock.processors.core.effects import Effect, Fetch
 from penstock.processors.core.requests.work import Work
-from penstock.schemas.topics import CLASSES
+from penstock.schemas.topics import CLASSES, TP
 
 LAST = len(CLASSES)
 """The urgency of such a reading: after those whose turn is near."""

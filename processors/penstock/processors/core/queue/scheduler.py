@@ -16,7 +16,7 @@ from penstock.processors.core.queue.fronts import Fronts
 from penstock.processors.core.queue.lane_queues import ItemT, LaneQueues, QueuedItem
 from penstock.processors.core.queue.queue_statistics import QueueStatistics
 from penstock.processors.core.queue.slack import Slack, SlackSettings
-from penstock.processors.core.queue.turns import Turns
+from penstock.processors.core.queue.turns import TurnAdmission
 from penstock.schemas.topics import CLASSES, RANKS
 
 LOW = CLASSES[-1]
@@ -42,7 +42,7 @@ class Scheduler(Generic[ItemT]):
         self._aged_share = aged_share
         self._queued_items: dict[int, QueuedItem[ItemT]] = {}  # by ticket
         self._lanes: dict[str, LaneQueues[ItemT]] = {}
-        self._turns: Turns[ItemT] = Turns(self._lanes)
+        self._turns: TurnAdmission[ItemT] = TurnAdmission(self._lanes)
         self.statistics: QueueStatistics[ItemT] = QueueStatistics()
         self._tickets = 0
         self._changes = 0
@@ -229,7 +229,11 @@ class Scheduler(Generic[ItemT]):
                     if self._changes != changes:
                         return
 
+    def has_turns(self, line: str) -> bool:
+        """Whether a turn of a conversation is queued or started."""
+        return line in self._turns
+
     def eligible(self, item: ItemT) -> bool:
-        """Whether it is queued and no other turn of its conversation stands before it."""
+        """Whether it is queued and no other turn of its conversation is before it."""
         queued = self._queued_of(item)
         return queued is not None and queued.entry is not None

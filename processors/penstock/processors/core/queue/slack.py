@@ -125,7 +125,7 @@ class EngineSlack:
 
     @property
     def utilisation(self) -> float:
-        """The load of all classes of late, as a share of what the engines can take."""
+        """The recent load of all classes, as a share of what the engines can take."""
         return min(1.0, (self.urgent.mean + self.low.mean) / self.slots) if self.slots else 0.0
 
     def _change(self, klass: str, requests: int, tokens: int) -> None:

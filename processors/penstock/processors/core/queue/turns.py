@@ -40,7 +40,7 @@ class _Line(Generic[ItemT]):
         return turns[0][-1] if turns else None
 
 
-class Turns(Generic[ItemT]):
+class TurnAdmission(Generic[ItemT]):
     """Admits items of lines to the queues of their lanes, and withdraws them, as their lines move on."""
 
     def __init__(self, lanes: Mapping[str, LaneQueues[ItemT]]) -> None:
@@ -50,6 +50,10 @@ class Turns(Generic[ItemT]):
     def __len__(self) -> int:
         """Lines that have an item queued or started."""
         return len(self._lines)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a line has an item queued or started."""
+        return name in self._lines
 
     def add(self, name: str, queued: QueuedItem[ItemT]) -> None:
         """A turn is queued behind those that are there."""

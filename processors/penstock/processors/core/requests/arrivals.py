@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.labels import NO_LABELS, Labels
 from penstock.schemas.records import InferenceRequest, Origin, record
@@ -30,6 +32,16 @@ class Taken:
     """False: nobody named one, nor a time to start, and `deadline_ms` is the default."""
     start_after_ms: int | None = None
 
+    @property
+    def name(self) -> str:
+        """The request within all tenants."""
+        return f"{self.request.tenant}/{self.request.request_id}"
+
+    @property
+    def moves(self) -> bool:
+        """Whether its record belongs elsewhere."""
+        return self.belongs_on is not None or self.pool is not None
+
 
 @record
 class Poison:
@@ -42,10 +54,11 @@ class Poison:
     attempt: int
     callback_url: str | None = None
     labels: Labels = NO_LABELS
+    name: None = None
+    moves: Literal[False] = False
 
     @property
     def request(self) -> InferenceRequest:
-        """What is known of it as a request."""
         return InferenceRequest(
             request_id=self.request_id or "",
             tenant=self.tenant or "default",

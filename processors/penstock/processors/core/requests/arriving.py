@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.commit.gate import Arrival, CommitGate
 from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Republish
 from penstock.processors.core.fleet.lane import Lanes
@@ -22,14 +21,13 @@ from penstock.processors.core.requests.screening import Screening
 from penstock.processors.core.requests.start_times import StartTimes
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.unserved import UnservedRequests
-from penstock.processors.core.requests.work import Body, Work, WorkKey, moved_name
+from penstock.processors.core.requests.work import Body, Work, WorkKey
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, InternalError
 from penstock.schemas.image_payloads import image_references
 from penstock.schemas.labels import labels_of
-from penstock.schemas.topics import TP
 
 MOST_REPEATS = 16
-"""So many repeats of a request have outcomes of their own."""
+"""How many repeats of a request have outcomes of their own."""
 
 
 @dataclass(eq=False)
@@ -37,7 +35,6 @@ class Arrivals:
     """What a record is to this worker: new work, a repeat, poison, or one that belongs on another partition."""
 
     _registry: Registry
-    _gate: CommitGate
     _budget: Budget
     _lanes: Lanes
     _screening: Screening
@@ -52,27 +49,14 @@ class Arrivals:
     _dirty: DirtySet
     _emit: Callable[[Effect], None]
 
-    def delivered_range(self, tp: TP, start: int, end: int, offsets: Sequence[int]) -> None:
-        """The consumer has delivered [start, end) of a partition, with records at `offsets`. Raises GapInDelivery.
-
-        Call it before the first `arrived` of the range; those may follow at any later time.
-        """
-        self._gate.batch(tp, start, end, offsets)
-
-    def arrived(self, tp: TP, offset: int, read: Taken | Poison, body: Body, now: float, wall_ms: int) -> Work | None:
-        """A record of a delivered range. Returns the work when it is new."""
-        key = (*tp, offset)
-        arrival = self._gate.arrive(tp, offset, self._gate_id(read, key))
-        if arrival is Arrival.DUPLICATE:
-            self._repeat(read)
-        if arrival is not Arrival.NEW:
-            return None
-        if (former := self._registry.works.get(key)) is not None:  # of a topic that was deleted and made anew since
+    def arrived(self, key: WorkKey, read: Taken | Poison, body: Body, now: float, wall_ms: int) -> Work:
+        """A new record. Returns its work."""
+        if (former := self._registry.works.get(key)) is not None:  # of a topic that was deleted and created again since
             self._holdings.drop(former)
         if isinstance(read, Poison):
             return self._poison(key, read, body, now)
         work = self._hold(key, read, body, now, wall_ms)
-        if read.belongs_on is not None or read.pool is not None:
+        if read.moves:
             self._registry.transition(work, "arrive_elsewhere", Stage.MOVING)
             self._emit(Republish(work.subject, read.belongs_on, read.origin, read.pool))
             return work
@@ -98,8 +82,8 @@ class Arrivals:
             self._endings.settle(work, "arrive_ended", now, error=error)
         return work
 
-    def _repeat(self, read: Taken | Poison) -> None:
-        """The request that is held stands here too, and an earlier worker may have published under this origin.
+    def repeated(self, read: Taken | Poison) -> None:
+        """The request that is held has another record here. An earlier worker may have published under this origin.
 
         What came since this worker owns the partition was published by nobody: that repeat ends silently. If the
         request is passed on, each repeat gets a copy: the outcome will come from another worker.
@@ -126,7 +110,7 @@ class Arrivals:
             epoch=self._registry.generation,
             first_place=poison.origin,
             body=body,
-            labels=poison.labels,
+            labels=poison.labels.with_key(body.headers),
             size_bytes=len(body.value),
         )
         self._registry.hold(work)
@@ -147,6 +131,7 @@ class Arrivals:
             klass=read.klass,
             priority=request.priority,
             line=read.line,
+            names_pool=request.pool is not None,
             conversation_id=request.conversation_id,
             deadline_ms=deadline_ms,
             deadline=deadline,
@@ -160,7 +145,7 @@ class Arrivals:
             stream=request.stream,
             first_place=read.origin,
             body=body,
-            labels=labels_of(request),
+            labels=labels_of(request).with_key(body.headers),
             size_bytes=read.size_bytes,
             requirements=request.requirements,
         )
@@ -201,15 +186,3 @@ class Arrivals:
         self._holdings.unqueue(work)
         reason = work.end_with or InternalError("its record was deleted from the topic before its turn came")
         self._endings.letter(work, "gone", reason)
-
-    def _gate_id(self, read: Taken | Poison, key: WorkKey) -> str:
-        """What names the work in the gate: the same request at a second offset is held back, except on its way home.
-
-        Partitions may be added between two deliveries of a record: it keeps the name under which it was taken.
-        """
-        if isinstance(read, Poison):
-            return f"poison {key}"
-        name = f"{read.request.tenant}/{read.request.request_id}"
-        names = name, moved_name(key)
-        moves = read.belongs_on is not None or read.pool is not None
-        return names[not moves] if self._gate.took(key[:2], key[2], names[not moves]) else names[moves]

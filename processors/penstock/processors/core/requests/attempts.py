@@ -106,14 +106,14 @@ class Attempts:
             self.attempt_failed(work, "refused", error, now, again=again)
 
     def begun(self, subject: Subject, run_id: str, now: float, topic_id: str) -> None:
-        """Its turn's input stands in the conversation, on the topic with this id."""
+        """Its turn's input is in the conversation, on the topic with this id."""
         work = self._registry.of_run(subject, run_id, Stage.BEGINNING)
         if work is not None and (run := work.run) is not None:
             run.topic_id, work.begun = topic_id, True
             self._grants.run(self._lanes[work.lane], work, run, "begun", now)
 
     def log_moved(self, subject: Subject, run_id: str, now: float) -> None:
-        """Somebody else wrote to the conversation since it was read: its prompt is made anew."""
+        """Somebody else wrote to the conversation since it was read: its prompt is made again."""
         if (work := self._registry.of_run(subject, run_id, Stage.BEGINNING)) is not None:
             self.requeue(work, "log_moved", now)
 
@@ -200,11 +200,11 @@ class Attempts:
         run, work.run = work.run, None
         if work.stage in ON_LANE:
             self._scheduler.put_back(work)
-        told = work.published_status == "running"
+        published = work.published_status == "running"
         self._registry.transition(work, event, Stage.QUEUED)
-        if told:
+        if published:
             self._statuses.say_at_once(work, "retrying", now, "engine_failed")
         self._statuses.say(work, "queued", now)  # if it lasts: with what it waits for; that it runs is not so any more
-        if told or (run is not None and run.sent_pieces):
+        if published or (run is not None and run.sent_pieces):
             work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
         self._dirty.look_at(self._lanes[work.lane])

@@ -17,7 +17,7 @@ from penstock.schemas.errors import Cancelled, Expired, PenstockError
 FIRST_DELAY_S = 0.5
 MAX_DELAY_S = 10.0
 AT_ONCE = 64
-"""So many are asked for in one tick."""
+"""How many are asked for in one tick."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class AwaitingStore:
                 self._emit(tries.keep)
 
     def cancel(self, work: Work, error: Cancelled, now: float) -> None:
-        """End one that waits, unless its answer stands in its conversation already: that is its outcome.
+        """End one that waits, unless its answer is in its conversation already: that is its outcome.
 
         One that the store is being asked for ends when the store does not take it.
         """
@@ -90,9 +90,7 @@ class AwaitingStore:
             self._endings.end_awaiting_store(work, "cancel", tries.keep, error, now)
 
     def next_due(self) -> float | None:
-        """When the next one is due."""
         return self._queue[0][0] if self._queue else None
 
     def waiting(self) -> int:
-        """How many wait."""
         return sum(work.stage is Stage.AWAITING_STORE for _, _, work in self._queue)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Erase
 from penstock.processors.core.fleet.lane import Lanes
@@ -13,15 +12,52 @@ from penstock.processors.core.queue.scheduler import Scheduler
 from penstock.processors.core.requests.awaiting_store import AwaitingStore
 from penstock.processors.core.requests.endings import Endings, Erased
 from penstock.processors.core.requests.holdings import Holdings
-from penstock.processors.core.requests.lost import key_of_lost, lost_work
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, ON_LANE, Stage
 from penstock.processors.core.requests.statuses import Statuses
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.work import Body, Work, WorkKey
 from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import Cancelled, Expired, conversation_deleted
-from penstock.schemas.records import ControlCommand
-from penstock.schemas.topics import priority_class
+from penstock.schemas.records import ControlCommand, InferenceRequest, Origin
+from penstock.schemas.tasks import takes_turn
+from penstock.schemas.topics import TP, conversation_key, priority_class
+
+
+def key_of_lost(command: ControlCommand) -> WorkKey | None:
+    """Where the record stood: the owner of this partition ends the request. None when the command does not say."""
+    place = command.place or command.origin
+    return None if place is None else (place.topic, place.partition, place.offset)
+
+
+def lost_work(command: ControlCommand, key: WorkKey, origin: Origin, *, epoch: int, seq: int, now: float) -> Work:
+    """The request as work that can only end: its payload is unknown."""
+    conversation_id = command.conversation_id
+    request = InferenceRequest(
+        request_id=command.request_id,
+        tenant=command.tenant,
+        task=command.task or "UNKNOWN",
+        conversation_id=conversation_id,
+        created_at=origin.append_time_ms,
+    )
+    line = None
+    if conversation_id is not None and takes_turn(request.task):
+        line = conversation_key(command.tenant, conversation_id)
+    return Work(
+        key=key,
+        request_id=command.request_id,
+        tenant=command.tenant,
+        task=request.task,
+        line=line,
+        conversation_id=conversation_id,
+        arrived_at=now,
+        seq=seq,
+        attempt=1,
+        max_attempts=1,
+        epoch=epoch,
+        first_place=origin,
+        body=Body(request, b"", (), None),
+    )
+
 
 MAY_WAIT = IN_SCHEDULER | ON_LANE | NOT_DUE
 """Its end is not decided: it waits for a grant, or will wait for one again if its run fails."""
@@ -32,7 +68,6 @@ class Commanding:
     """Commands come in log order, and may come twice."""
 
     _registry: Registry
-    _gate: CommitGate
     _scheduler: Scheduler[Work]
     _holdings: Holdings
     _lanes: Lanes
@@ -43,11 +78,10 @@ class Commanding:
     _emit: Callable[[Effect], None]
     _commands: Commands
 
-    def command(self, command: ControlCommand, now: float, wall_ms: int, *, taking: bool) -> None:
-        """Follow one. `taking`: whether this worker takes work."""
+    def command(self, command: ControlCommand, now: float, wall_ms: int, partitions: Container[TP]) -> None:
+        """Follow one. `partitions`: those that this worker takes work from."""
         if command.kind == "end_lost":
-            if taking:
-                self._end_lost(command, now)
+            self._end_lost(command, now, partitions)
             return
         if not self._commands.apply(command, wall_ms):
             return
@@ -71,7 +105,7 @@ class Commanding:
         for command in self._commands.erasures():
             self._emit(Erase(command))
 
-    def _end_lost(self, command: ControlCommand, now: float) -> None:
+    def _end_lost(self, command: ControlCommand, now: float, partitions: Container[TP]) -> None:
         """A request is past its deadline or cancelled, and no delivery will bring its record: gone, or passed over.
 
         The owner of the record's partition ends it, unless it holds it. The outcome is one that the request must have
@@ -80,7 +114,7 @@ class Commanding:
         gateway asks again.
         """
         key, origin = key_of_lost(command), command.origin
-        if key is None or origin is None or not self._gate.owns(key[:2]):
+        if key is None or origin is None or key[:2] not in partitions:
             return
         registry = self._registry
         if key in registry.works or registry.find(command.tenant, command.request_id) is not None:

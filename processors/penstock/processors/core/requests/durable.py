@@ -12,7 +12,7 @@ from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import status_event
-from penstock.processors.core.requests.work import Subject, Work, WorkKey
+from penstock.processors.core.requests.work import Destination, Subject, Work, WorkKey
 from penstock.processors.core.settings import Commands
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
@@ -35,7 +35,7 @@ class Durable:
     def answer_checked(
         self, subject: Subject, finished: Any | None, now: float, *, large: bool = False, output_bytes: int = 0
     ) -> None:
-        """The answer that stands in the conversation of a request that was to end without one, or None."""
+        """The answer that is in the conversation of a request that was to end without one, or None."""
         if (work := self._registry.in_stage(subject, Stage.CHECKING_FOR_ANSWER)) is None:
             return
         if finished is not None:
@@ -58,7 +58,7 @@ class Durable:
         another: bool = False,
         output_bytes: int | None = None,
     ) -> None:
-        """Its answer stands in the conversation; a large output is an artifact.
+        """Its answer is in the conversation; a large output is an artifact.
 
         `another`: the answer that counts is that of an earlier run, not what this run said. `output_bytes`: what is
         left of the output in memory; None: all of it.
@@ -75,15 +75,19 @@ class Durable:
         if (work := self._registry.in_stage(keep.subject, Stage.STORING)) is not None:
             self._endings.end_awaiting_store(work, "store_failed", keep, error, now)
 
-    def moved(self, subject: Subject) -> None:
-        """Its record is on the partition where it belongs. Readers may follow any place of it: each gets its copy."""
+    def moved(self, subject: Subject) -> WorkKey | None:
+        """Its record is on the partition where it belongs. Readers may follow any place of it: each gets its copy.
+
+        Returns the place whose offset may be committed now, as the other two that end a request do.
+        """
         if (work := self._registry.in_stage(subject, Stage.MOVING)) is None:
-            return
+            return None
         if work.repeats:
-            self._emit(Republish(work.subject, work.pass_to, work.repeats.pop(0)))
-        else:
-            self._registry.transition(work, "moved", Stage.DONE)
-            self._over(work)
+            partition, pool = work.pass_to or Destination()
+            self._emit(Republish(work.subject, partition, work.repeats.pop(0), pool))
+            return None
+        self._registry.transition(work, "moved", Stage.DONE)
+        return self._over(work)
 
     def cannot_move(self, subject: Subject, error: PenstockError, now: float) -> None:
         """Its record cannot be written again; it fails when its caller is to blame, who named an unknown pool."""
@@ -94,42 +98,39 @@ class Durable:
         else:
             self._endings.letter(work, "unmovable", error)
 
-    def dead_lettered(self, subject: Subject, now: float) -> None:
-        """The broker has its dead letter."""
+    def dead_lettered(self, subject: Subject, now: float) -> WorkKey | None:
         if (work := self._registry.in_stage(subject, Stage.DEAD_LETTERING)) is None:
-            return
+            return None
         if work.request_id:
             status = status_of(work.end_with) if work.end_with is not None else "dead_lettered"
             self._endings.settle(work, "dead_lettered", now, error=work.error, status=status)
-        else:
-            self._registry.transition(work, "dead_lettered", Stage.DONE)
-            self._over(work)
+            return None
+        self._registry.transition(work, "dead_lettered", Stage.DONE)
+        return self._over(work)
 
-    def delivered(self, subject: Subject, status: str) -> bool:
-        """The broker has its terminal event: its offset may be committed.
-
-        Returns False when the request was let go of meanwhile: its new owner ends it.
-        """
+    def published(self, subject: Subject, status: str) -> WorkKey | None:
+        """The broker has its terminal event."""
         if (work := self._registry.in_stage(subject, Stage.PUBLISHING)) is None:
-            return False
+            return None
         if work.repeats:
             self._emit(replace(work.outcome, origin=work.repeats.pop(0)))
-            return True
+            return None
         self._registry.transition(work, "delivered", Stage.DONE)
         # What ended unrun, for its deaths, keeps them: it may be delivered again before its offset is committed.
         known = work.history is not None or self._deaths(work.first_key, work.request_id)
         if known and (work.started_at is not None or work.run is not None):
             self._emit(ForgetDeaths(work.first_key, work.request_id))
-        self._over(work)
+        key = self._over(work)
         self._emit(status_event(work, status, done=True))
-        return True
+        return key
 
-    def _over(self, work: Work) -> None:
-        """Its offset may be committed. What it wrote after its erasure, here or at a worker before, is erased too."""
-        self._holdings.complete(work)
+    def _over(self, work: Work) -> WorkKey:
+        """Forgets it. What it wrote after its erasure, here or at a worker before, is erased too."""
+        self._holdings.forget(work)
         erasure = self._commands.erasure(work.tenant, work.request_id, work.first_place.append_time_ms)
         if erasure is not None:
             self._emit(Erase(erasure, held=True))
+        return work.key
 
     def chunk_refused(self, subject: Subject, now: float) -> None:
         """A piece of its stream can never be published: the whole could not either."""

@@ -90,6 +90,7 @@ class Endings:
             artifact,
             since=since,
             prepared=None if run is None or finished is None else run.prepared,
+            prepared_s=None if run is None or run.granted_at is None else run.granted_at - run.preparing_since,
         )
         self._emit(work.outcome)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import CancelRun, Effect
 from penstock.processors.core.fleet.lane import Lanes
@@ -26,7 +25,6 @@ class Holdings:
     """Gives back. Each part hears of what was its own, in a fixed order, and nothing comes back twice."""
 
     _registry: Registry
-    _gate: CommitGate
     _scheduler: Scheduler[Work]
     _budget: Budget
     _lanes: Lanes
@@ -43,11 +41,6 @@ class Holdings:
         self.stop_run(work)
         self.leave_waiting(work)
         self._registry.transition(work, "drop", Stage.DROPPED)
-        self.forget(work)
-
-    def complete(self, work: Work) -> None:
-        """What replaces the record is durable."""
-        self._gate.complete(work.tp, work.key[2])
         self.forget(work)
 
     def forget(self, work: Work) -> None:
@@ -72,7 +65,6 @@ class Holdings:
         self.give_back(work)
 
     def leave_waiting(self, work: Work) -> None:
-        """Out of the scheduler, if it is there."""
         if work.stage in IN_SCHEDULER:
             if work.stage is Stage.PARKED:
                 self._lanes[work.lane].parked[work.klass] -= 1
@@ -128,7 +120,7 @@ class Holdings:
     def hold_line(self, work: Work) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.
 
-        A turn of another class may be under way: then it holds nothing, and is queued anew behind that one.
+        A turn of another class may be under way: then it holds nothing, and is queued again behind that one.
         """
         if work.stage not in IN_SCHEDULER:
             return

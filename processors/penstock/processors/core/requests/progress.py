@@ -22,7 +22,7 @@ class Steps:
         self._due: deque[tuple[float, Work, Run]] = deque()
 
     def done(self, work: Work, run: Run, step: int, steps: int, now: float) -> None:
-        """So many steps of `steps` are done. What does not move on is no news."""
+        """A run has done a step of `steps`. A step that was reported before is no news."""
         if run.steps == steps and step <= run.step:
             return
         run.step, run.steps = step, steps

@@ -112,7 +112,7 @@ class Registry:
                 self.hold_output(work, 0)
 
     def hold_output(self, work: Work, size: int) -> None:
-        """So many bytes of its output are in memory until its end is durable."""
+        """Count the bytes of its output that are in memory until its end is durable."""
         self.output_bytes += size - work.output_bytes
         work.output_bytes = size
 

@@ -72,7 +72,6 @@ class RetryQueue:
         self._dirty.look_at(lane)
 
     def next_due(self) -> float | None:
-        """When the next retry is due."""
         return self._queue[0][0] if self._queue else None
 
     def waiting(self, model: str) -> list[Work]:

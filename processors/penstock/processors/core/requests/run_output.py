@@ -52,7 +52,6 @@ class RunOutput:
         return now - work.arrived_at if first else None
 
     def stepped(self, subject: Subject, run_id: str, step: int, steps: int, now: float) -> None:
-        """So many steps of a run are done."""
         work = self._registry.of_run(subject, run_id, Stage.RUNNING)
         if work is not None and (run := work.run) is not None:
             self._steps.done(work, run, step, steps, now)

@@ -81,7 +81,6 @@ class Scheduled:
         return (NEVER_MS, None) if entry is None else (entry[0], entry[2])
 
     def partitions(self) -> list[TP]:
-        """Those that have some."""
         return list(self._by_partition)
 
     def of_partition(self, tp: TP) -> Mapping[int, Work]:
@@ -93,7 +92,6 @@ class Scheduled:
         return len(self._by_partition.get(tp, ())) + len(self._written_again.get(tp, ()))
 
     def places_of(self, tp: TP, tenant: str) -> int:
-        """The same of one tenant."""
         return self._by_tenant[tp, tenant]
 
     def _count_out(self, tp: TP, tenant: str) -> None:

@@ -8,10 +8,10 @@ would hold back the commit, and after `commit_span` records the partition.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.queueing import Queueing
@@ -19,16 +19,14 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.unserved import UnservedRequests
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.work import Destination, Work
 from penstock.schemas.errors import Overloaded
 from penstock.schemas.topics import TP
 
 AT_ONCE = 256
-"""So many become due, or are written again, in one tick: a flood of one time must not hold up the event loop."""
+"""How many become due, or are written again, in one tick: a flood of one time must not hold up the event loop."""
 SHARE_OF_SPAN, SHARE_OF_TENANT = 8, 16
 """Of the offsets that deliveries may run ahead, one in so many may be scheduled, of all tenants and of one."""
-FARTHEST_BEHIND = 20_000
-"""One that lies farther behind is written again: a commit's map of what is done above it reaches hardly farther."""
 
 
 @dataclass(eq=False)
@@ -36,7 +34,6 @@ class StartTimes:
     """Times are wall-clock milliseconds where they end in `_ms`."""
 
     _registry: Registry
-    _gate: CommitGate
     _queueing: Queueing
     _unserved: UnservedRequests
     _statuses: Statuses
@@ -65,8 +62,8 @@ class StartTimes:
         self._registry.transition(work, "arrive", Stage.SCHEDULED)
         self._statuses.say(work, "queued", now)
 
-    def tick(self, now: float, wall_ms: int) -> None:
-        """Let go of those whose time has come, and write again what stays behind."""
+    def tick(self, now: float, wall_ms: int, lags_below: Callable[[TP], int]) -> None:
+        """Let go of those whose time has come, and write again what lags: what stands at `lags_below` or below it."""
         scheduled = self._registry.scheduled
         for _ in range(AT_ONCE):
             at_ms, work = scheduled.first()
@@ -74,7 +71,7 @@ class StartTimes:
                 break
             self._due(work, now, wall_ms)
         for tp in scheduled.partitions():
-            behind = self._gate.reached(tp) - max(1, min(self._commit_span // 2, FARTHEST_BEHIND))
+            behind = lags_below(tp)
             if next(iter(scheduled.of_partition(tp))) <= behind:
                 self._write_again(tp, behind)
 
@@ -84,7 +81,7 @@ class StartTimes:
             if offset > behind:
                 return
             scheduled.write_again(work)
-            work.pass_to = tp[1]
+            work.pass_to = Destination(tp[1])
             self._endings.fetch(work)
 
     def _due(self, work: Work, now: float, wall_ms: int) -> None:
@@ -100,6 +97,5 @@ class StartTimes:
         self._queueing.join(work, "due", now)
 
     def next_due(self) -> float | None:
-        """When the next one may start."""
         at_ms, work = self._registry.scheduled.first()
         return None if work is None else self._explainer.to_clock(at_ms)

@@ -92,7 +92,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
     _S.FETCHING: {
         "fetched": (_S.QUEUED,),
         "park": (_S.PARKED,),  # it has another class now, whose share has no room for its bytes
-        "gone": (_S.DEAD_LETTERING, _S.CHECKING_FOR_ANSWER),  # its record was deleted, or another stands in its place
+        "gone": (_S.DEAD_LETTERING, _S.CHECKING_FOR_ANSWER),  # its record was deleted, or another is in its place
         "fetched_to_end": (_S.PUBLISHING, _S.CHECKING_FOR_ANSWER),  # it was cancelled, or expired, as a fact
         "fetched_to_pass": (_S.MOVING,),  # another worker serves its model
         "drop": (_S.DROPPED,),
@@ -140,7 +140,7 @@ TABLE: Mapping[Stage, Mapping[str, tuple[Stage, ...]]] = {
         "store_failed": (
             _S.PUBLISHING,
             _S.CHECKING_FOR_ANSWER,
-        ),  # what was to be appended may stand in its conversation
+        ),  # what was to be appended may be in its conversation
         "drop": (_S.DROPPED,),
     },
     _S.AWAITING_STORE: {

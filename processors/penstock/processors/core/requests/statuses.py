@@ -1,6 +1,6 @@
 """Statuses that are not terminal: said only when they last, so that a quick request costs no event but its outcome.
 
-One of a waiting request says what it waits for. That is said anew only of those near the front, and only when the
+One of a waiting request says what it waits for. That is said again only of those near the front, and only when the
 reason or the place has changed, so a long queue that moves costs no more events than a short one.
 """
 
@@ -50,7 +50,6 @@ class Statuses:
     """Turns of conversations that stated another reason than the turn before them, or did until they started."""
 
     def say(self, work: Work, status: str, now: float) -> None:
-        """The work is in this status from now on."""
         if status == "running":
             self._waits.ran(work, now)
         if work.pending_status != status:
@@ -68,7 +67,7 @@ class Statuses:
         self._emit(status_event(work, status, detail, waiting=waiting))
 
     def near_front(self, work: Work, now: float, ahead: tuple[int, int] | None) -> None:
-        """It will start soon: what has changed is said, if it was told to be waiting at all.
+        """It will start soon: what has changed is published, if it was published as waiting at all.
 
         `ahead`: (requests, tokens) that start before it on its lane, see `Explainer.explain`.
         """
@@ -108,12 +107,12 @@ class Statuses:
             if status in STATUS_OF.values():  # it lasted for the linger: meanwhile it may wait for something else
                 status = STATUS_OF.get(waiting.reason, "queued")
             work.pending_status = status
-            told, now_told = (work.published_status, work.published_waiting), (waiting.reason, waiting.position)
-            if told == (status, now_told):
+            published, waits = (work.published_status, work.published_waiting), (waiting.reason, waiting.position)
+            if published == (status, waits):
                 if not _is_overdue(work, now):
                     return
                 waiting = replace(waiting, estimated_start_at=None)  # the estimate was wrong, and so would the next be
-            work.published_waiting = now_told
+            work.published_waiting = waits
             self._turns.pop(work, None)
             if work.line is not None and waiting.reason != "conversation":
                 self._turns[work] = None
@@ -126,5 +125,4 @@ class Statuses:
 
 
 def _is_overdue(work: Work, now: float) -> bool:
-    """Whether the start that was published for it has passed."""
     return work.published_start_at is not None and work.published_start_at < now

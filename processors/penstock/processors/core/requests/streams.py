@@ -91,7 +91,6 @@ class Streams:
             work.published = PublishedPrefix(work.lane, text, tokens, calls, since, run.sent_logprobs)
 
     def tick(self, now: float) -> None:
-        """Publish what has gathered for the linger."""
         gathering = self._gathering
         while gathering:
             work, run = gathering[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-class Group:
+class SuspectGroup:
     """Suspects that run together and with nobody else."""
 
     __slots__ = ("members",)
@@ -56,6 +56,6 @@ def set_apart(work: Any) -> None:
 
 
 def _form(members: Sequence[Any]) -> None:
-    group = Group(members)
+    group = SuspectGroup(members)
     for member in members:
         member.group = group

@@ -1,9 +1,12 @@
 """Requests for a model that this worker cannot run, while another live worker of the pool may (decisions/0084).
 
-A request without a conversation is passed on to a partition of a worker that reports the model. All others wait here,
-parked, with the reason `no_worker`, until this worker serves the model. A request fails when no live worker has
-reported its model for `absent_s`. A request for a model that is served here, and whose load has failed, is passed on
-once, or waits in the same way: it fails when no other worker has had the model loaded for `absent_s`.
+A request without a conversation is passed on to a partition of a worker that reports the model. If only workers of
+another pool report the model, a request that names no pool is passed on to that pool, as gateways would have routed it.
+All others wait here, parked, with the reason `no_worker`, until this worker serves the model. A request fails when no
+live worker has reported its model for `absent_s`.
+
+A request for a model that is served here, and whose load has failed, is passed on once within this pool, or waits in
+the same way. It fails when no other worker has had the model loaded for `absent_s`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.processors.core.commit.gate import CommitGate
 from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect, Republish
 from penstock.processors.core.fleet.lane import UNSERVED, Lane, Lanes
@@ -22,10 +24,11 @@ from penstock.processors.core.requests.endings import Endings
 from penstock.processors.core.requests.holdings import Holdings
 from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.states import IN_SCHEDULER, Stage
-from penstock.processors.core.requests.work import Unserved, Work, moved_name
+from penstock.processors.core.requests.work import Destination, Unserved, Work
 from penstock.processors.core.settings import Catalog
 from penstock.schemas.abilities import needed
 from penstock.schemas.errors import ModelNotFound, PenstockError, UnsupportedParameter
+from penstock.schemas.topics import TP
 
 LOOK_EACH_S = 0.5
 """How often each waiting request is looked at."""
@@ -37,10 +40,10 @@ CLOCKS_DIFFER_MS = 5_000
 
 @dataclass(eq=False)
 class UnservedRequests:
-    """Keeps them, passes them on, and ends them."""
+    """Keeps them, passes them on, and ends them. `leaves`: the record of a request is written elsewhere."""
 
     _registry: Registry
-    _gate: CommitGate
+    _leaves: Callable[[TP, int], None]
     _scheduler: Scheduler[Work]
     _lanes: Lanes
     _catalog: Catalog
@@ -62,7 +65,7 @@ class UnservedRequests:
             work.lane, work.model_reason = self._catalog.resolve(work.task, model, need)
         except (ModelNotFound, UnsupportedParameter) as error:
             wanted = Wanted(work.task, model, None if need is None else need.ability)
-            if model in self._peers.removed:
+            if model in self._peers.removed and self._other_pool(work, wanted) is None:
                 raise
             if isinstance(error, UnsupportedParameter) and not self._peers.serving(wanted):
                 raise
@@ -71,26 +74,26 @@ class UnservedRequests:
 
     def pass_on_arrival(self, work: Work) -> bool:
         """Pass a new request on. Returns False if it must wait here."""
-        partition = self._partition(work)
-        if partition is None:
+        destination = self._destination(work)
+        if destination is None or (work.line is not None and self._scheduler.has_turns(work.line)):
             return False
-        self._pass_on(work, "arrive_elsewhere", partition)
+        self._pass_on(work, "arrive_elsewhere", destination)
         return True
 
     def pass_on_unloadable(self, work: Work) -> bool:
         """Pass on a request whose model is served here and cannot be loaded. Returns False if it must stay."""
         if not _may_leave(work) or work.stage not in (Stage.NEW, Stage.QUEUED, Stage.PARKED, Stage.FETCHING):
             return False
-        partition = self._partition(work)
-        if partition is None:
+        destination = self._destination(work)
+        if destination is None:
             return False
         if work.stage is Stage.NEW:
-            self._pass_on(work, "arrive_elsewhere", partition)
+            self._pass_on(work, "arrive_elsewhere", destination)
         elif work.stage is Stage.QUEUED:
             self._holdings.leave_waiting(work)
-            self._pass_on(work, "pass_on", partition)
+            self._pass_on(work, "pass_on", destination)
         else:
-            work.pass_to = partition
+            work.pass_to = destination
             if work.stage is Stage.PARKED:
                 self._endings.fetch(work)
             self._holdings.unqueue(work)
@@ -146,8 +149,21 @@ class UnservedRequests:
         assert work.pass_to is not None
         self._pass_on(work, "fetched_to_pass", work.pass_to)
 
+    def _destination(self, work: Work) -> Destination | None:
+        """Where its model is served: in this pool if it is served in both."""
+        if (partition := self._partition(work)) is not None:
+            return Destination(partition)
+        unserved = work.unserved
+        if unserved is None or unserved.unloadable or self._peers.serving(unserved.wanted):
+            return None
+        pool = self._other_pool(work, unserved.wanted)
+        return None if pool is None else Destination(pool=pool)
+
+    def _other_pool(self, work: Work, wanted: Wanted) -> str | None:
+        return None if work.names_pool else self._peers.other_pool(wanted)
+
     def _partition(self, work: Work) -> int | None:
-        """Where its model is served. A turn of a conversation stays where the conversation is.
+        """The partition of a worker of this pool. A turn of a conversation stays where the conversation is.
 
         A request that was moved before is passed on by newer knowledge alone, and never because of a failed load: two
         workers could exchange it for ever.
@@ -162,16 +178,15 @@ class UnservedRequests:
         wanted = Wanted(work.task, work.lane) if unserved is None else unserved.wanted
         return self._peers.partition_for(wanted, work.key[0], work.request_id, since_ms)
 
-    def _pass_on(self, work: Work, event: str, partition: int) -> None:
+    def _pass_on(self, work: Work, event: str, destination: Destination) -> None:
         """Publish the record there, with its id and origin. If that record comes back to this worker it is new work."""
-        self._gate.rename(work.tp, work.key[2], moved_name(work.key))
+        self._leaves(work.tp, work.key[2])
         self._registry.transition(work, event, Stage.MOVING)
-        work.pass_to = partition
+        work.pass_to = destination
         work.repeats += work.silent_repeats
-        self._emit(Republish(work.subject, partition, work.first_place))
+        self._emit(Republish(work.subject, destination.partition, work.first_place, destination.pool))
 
     def tick(self, now: float) -> None:
-        """Look at the requests that are due."""
         for _ in range(LOOKS_AT_ONCE):
             if not self._queue or self._queue[0][0] > now:
                 return
@@ -183,12 +198,14 @@ class UnservedRequests:
         unserved = work.unserved
         if unserved is None or self._is_served_now(work, now):
             return
-        if unserved.wanted.model in self._peers.removed:
+        destination = self._destination(work)
+        if unserved.wanted.model in self._peers.removed and destination is None:
             self._endings.end_waiting(work, "lane_failed", unserved.error, now)
             return
-        partition = self._partition(work)
-        if partition is not None and work.stage is Stage.PARKED:
-            work.pass_to = partition
+        if destination is not None and work.stage is Stage.PARKED and self._scheduler.eligible(work):
+            work.pass_to = destination
+            if work.line is not None:  # the next turn follows it, also if its bytes are read sooner
+                self._holdings.hold_line(work)
             self._endings.fetch(work)
             return
         peers = self._peers
@@ -239,7 +256,6 @@ class UnservedRequests:
         return True
 
     def next_due(self) -> float | None:
-        """When the next request is looked at."""
         return self._queue[0][0] if self._queue else None
 
 

@@ -7,7 +7,7 @@ Mutable and owned by the flow. Times ending in `_at`, and `deadline`, are second
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.processors.core.peers import Wanted
 from penstock.processors.core.requests.published_prefix import PublishedPrefix
@@ -46,7 +46,7 @@ class Subject:
 
     key: WorkKey
     seq: int
-    """Of its arrival: another request may stand at the same place later."""
+    """Of its arrival: another request may be at the same place later."""
     request_id: str
     tenant: str
     task: str
@@ -146,9 +146,11 @@ class Unserved:
     """This worker serves the model, and cannot load it."""
 
 
-def moved_name(key: WorkKey) -> str:
-    """How the commit gate names a record that leaves this worker: the same request elsewhere is another one to it."""
-    return f"moved {key}"
+class Destination(NamedTuple):
+    """Where a record is published again. `partition` None: that of its key. `pool` None: on the topic it comes from."""
+
+    partition: int | None = None
+    pool: str | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False, repr=False)
@@ -253,8 +255,10 @@ class Work:
     """Set while this worker does not serve its model, or cannot load it and another worker may run it."""
     unloadable_since_ms: int | None = None
     """Since when nobody else is known to have loaded its model, over all loads that failed here while it waited."""
-    pass_to: int | None = None
-    """The partition on which it is published again, whose owner serves its model."""
+    names_pool: bool = False
+    """Whether its record names a pool: it may not leave that one."""
+    pass_to: Destination | None = None
+    """Where it is published again: a worker there serves its model."""
     repeats: list[Origin] = field(default_factory=list[Origin])
     """Where else the same request stands: readers may follow any of them, so each has its outcome."""
     silent_repeats: list[Origin] = field(default_factory=list[Origin])

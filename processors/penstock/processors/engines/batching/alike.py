@@ -26,7 +26,6 @@ class AlikeBatches(Generic[ItemT]):
         insort(self._items, (turn, self._key(item), item), key=itemgetter(0))
 
     def drop(self, unwanted: Callable[[ItemT], bool]) -> None:
-        """Forget these."""
         self._items = [entry for entry in self._items if not unwanted(entry[2])]
 
     def fills(self, most: int) -> bool:

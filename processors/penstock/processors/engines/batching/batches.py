@@ -2,8 +2,8 @@
 
 An engine says what waits (`Waiting`: which requests are alike, what a batch holds) and how a batch is computed. When
 memory runs out, the batch is computed in halves, batches are smaller from there on and grow again with care
-(`BatchLimit`), and the worker is told. After any other fault each request is computed by itself, so that only the one
-that brings it about fails.
+(`BatchLimit`), which the worker gets to know. After any other fault each request is computed by itself, so that only
+the one that brings it about fails.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Batches(Generic[ItemT, ResultT]):
             self._emit(("batches", size))
 
     def progress(self, *, busy: bool = False) -> int | None:
-        """As `Backend.progress`. `busy`: there is work beside the computing thread, which tells its own steps too."""
+        """As `Backend.progress`. `busy`: there is work beside the computing thread, which reports its own steps too."""
         return self._moves if self._under_way or busy else None
 
     def moved(self) -> None:

@@ -25,7 +25,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 from penstock.processors.engines.batching.controls import Control
 from penstock.processors.engines.batching.logits import ControlledRunner
 from penstock.processors.engines.batching.sampling import Sampling
-from penstock.processors.engines.batching.steps import SCHEDULER, Place, UrgentFirst
+from penstock.processors.engines.batching.steps import SCHEDULER, PromptOrder, UrgentFirst
 from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.process.out_of_memory import free_caches, is_out_of_memory
 from penstock.schemas.errors import PenstockError
@@ -45,7 +45,7 @@ class BatchingLoop(ContinuousBatchingManager):
         self.current_batch = 0
         self.controls: dict[str, Control] = {}
         """By run: what is asked of its logits beyond the loop's own sampling."""
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, PromptOrder] = {}
         self._reused: dict[str, int] = {}
         """By run: tokens of its prompt whose blocks were in the cache already."""
         self._outputs: deque[Any] = deque()
@@ -137,7 +137,7 @@ class BatchingLoop(ContinuousBatchingManager):
             tensor.zero_()
 
     def set_batch_tokens(self, max_batch_tokens: int) -> None:
-        """So many tokens a step, from its next one on; no more than it was made for."""
+        """Limit the tokens of a step, from the next one on, to at most what it was made for."""
         if self.batch_processor is not None:
             self.batch_processor.max_batch_tokens = max_batch_tokens
 
@@ -154,7 +154,7 @@ class BatchingLoop(ContinuousBatchingManager):
         """Whether the loop took it; it takes nothing once it has died. When the run is over: `forget`."""
         if control is not None:
             self.controls[run_id] = control
-        self._places[run_id] = Place(priority, turn_of(priority, time.monotonic()))
+        self._places[run_id] = PromptOrder(priority, turn_of(priority, time.monotonic()))
         added = self.add_request(
             ids,
             request_id=run_id,

@@ -39,7 +39,7 @@ class Control:
         self.logprobs: list[Logprob] = []
         """Of the tokens behind the first `begun_with`."""
         self.begun_with = 0
-        """So many tokens were made by an earlier run."""
+        """How many tokens were made by an earlier run."""
         self.prompt_tokens = 0
         """The length of the run's own prompt."""
         self.prompt_logprobs: dict[int, Logprob] = {}
@@ -52,7 +52,7 @@ class Control:
         self.state: Any = None
         """The loop's own state of the run, which is another one when the run was set back."""
         self._before = 0
-        """So many tokens are part of the run's prompt for the loop."""
+        """How many tokens are part of the run's prompt for the loop."""
         self._index = index
         self._random = self._draws()
 
@@ -95,7 +95,7 @@ class Control:
         """What the grammar fails of: as a rule a limit of llguidance that the schema is too complex for."""
         if self.matcher is None or not self.matcher.is_error():
             return None
-        logger.info("grammar.failed error=%s", shortened(str(self.matcher.get_error()), 200))
+        logger.debug("grammar.failed error=%s", shortened(str(self.matcher.get_error()), 200))
         return InvalidRequest(f"{self.param} is too complex to be enforced", param=self.param)
 
     def begin_with(self, tokens: Sequence[int]) -> bool:

@@ -40,7 +40,6 @@ class LengthBatches(Generic[T]):
         heappush(self._turns, (turn, self._arrived))
 
     def drop(self, unwanted: Callable[[T], bool]) -> None:
-        """Forget these."""
         self._sorted = [entry for entry in self._sorted if not unwanted(entry[2])]
         self._by_number = {entry[1]: entry for entry in self._sorted}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 GROW_AFTER = 64
-"""So many batches must go well before they may be larger again; twice as many after each time that memory ran out."""
+"""How many batches must go well before they may be larger again; twice as many after each time that memory ran out."""
 SLOWEST = 10
 """It takes at most GROW_AFTER · 2**SLOWEST of them."""
 

@@ -1,8 +1,8 @@
 """Per-request control of logits inside transformers' continuous batching. Imported in an engine's process only.
 
-The loop samples in its model runner, which knows the logits of a batch but not whose they are; who they are stands in
+The loop samples in its model runner, which knows the logits of a batch but not whose they are. Their owners are in
 the batch's inputs and outputs. `ControlledRunner` brings the two together: it works on the rows of those requests that
-have a `Control`, before and after the loop's own processors, and samples them anew when they have a seed. A batch
+have a `Control`, before and after the loop's own processors, and samples them again when they have a seed. A batch
 without such requests takes the loop's own way, with CUDA graphs where there are any. One run's failure is its own.
 """
 

@@ -33,7 +33,7 @@ class Pace:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """So many in a step of `STEP_S`; None when that is not known yet, or nothing bounds it."""
+        """How many fit into a step of `STEP_S`; None when that is not known yet, or nothing bounds it."""
         if self._token_s is None or self._token_s < _NOTHING_S:
             return None
         return max(LEAST_PROMPT_TOKENS, int((STEP_S - (self._plain_s or 0.0)) / self._token_s))

@@ -42,7 +42,6 @@ class Row:
             self.random.manual_seed(seed % (1 << 64)) if seed is not None else self.random.seed()
 
     def took(self, token: int, is_end: Callable[[int], bool]) -> None:
-        """One more token of this row."""
         if self.ended:
             return
         self.step += 1
@@ -79,7 +78,7 @@ class RowSampling(LogitsProcessor):
     """Chooses the tokens of the rows that are not greedy; `generate` itself then only takes the most likely one.
 
     A row whose batch memory ran out under is computed again from its beginning: it gets the tokens that it had made,
-    since they may have been told, and goes on from there.
+    since they may have been published, and continues from there.
     """
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -101,7 +100,6 @@ class RowSampling(LogitsProcessor):
 
 
 def sample(scores: torch.Tensor, sampling: Sampling, random: torch.Generator) -> int:
-    """A token, by the scores of all of them."""
     values, tokens = torch.topk(scores / sampling.temperature, min(sampling.top_k, scores.shape[0]))
     shares = torch.softmax(values, 0)
     before = shares.cumsum(0) - shares

@@ -15,14 +15,14 @@ SCHEDULER = "penstock"
 """Its name for transformers."""
 
 
-class Place(NamedTuple):
+class PromptOrder(NamedTuple):
     """A run's priority, and its turn among prompts."""
 
     priority: int
     turn: float
 
 
-NOWHERE = Place(1_000, 0.0)
+NOWHERE = PromptOrder(1_000, 0.0)
 """Of a run that is over."""
 
 
@@ -32,7 +32,7 @@ class UrgentFirst(FIFOScheduler):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.pace = Pace()
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, PromptOrder] = {}
         """By run."""
         self.scheduled = (0, 0)
         """(tokens made, tokens of prompts) of the last step."""
@@ -56,7 +56,7 @@ class UrgentFirst(FIFOScheduler):
         self.scheduled = made, taken[3] - made
         return taken
 
-    def _place(self, one: Any) -> Place:
+    def _place(self, one: Any) -> PromptOrder:
         return self.places.get(one.request_id, NOWHERE)
 
     def _most_tokens(self, decoding: list[Any], prompts: list[Any]) -> int | None:

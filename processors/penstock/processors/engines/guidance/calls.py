@@ -1,7 +1,7 @@
 """Calls of tools in a text that comes in pieces: text goes on at once, and so do the arguments of a call. Pure.
 
 A call has begun once its name and the brace of its arguments are there. From then on it is a call, and its arguments
-are told as the model writes them: they are no JSON when the model fails at that, and end early when its length is
+are sent as the model writes them: they are no JSON when the model fails at that, and end early when its length is
 reached. What cannot be read as the beginning of a call of the request's tools is text, as the model wrote it.
 """
 
@@ -24,14 +24,14 @@ _BEGUN = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments
 _NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
 """A name before its arguments, as newer models of Mistral write it."""
 _BETWEEN = re.compile(r"[\s;,\]}]*")
-"""What may stand behind a call's arguments, before the next call."""
+"""What may be behind a call's arguments, before the next call."""
 _BARE = ""
 
 
 class CallReader:
     """Feed it text, then `flush`; `calls` has what was asked for, in OpenAI's form.
 
-    `take_pieces` gives what is new of them. `forced`: the text stands between the dialect's prefix and suffix. Not
+    `take_pieces` gives what is new of them. `forced`: the text is between the dialect's prefix and suffix. Not
     `parallel`: the first call is all. Not `bare`: without the dialect's marker nothing is a call.
     """
 
@@ -214,7 +214,7 @@ class CallReader:
         return self._bare and not self._shown and not marked and text[:1] in ("{", "[")
 
     def _new_id(self) -> str:
-        """The same for an answer that is begun anew. Templates of Mistral take nothing but nine letters and digits."""
+        """The same for an answer that is begun again. Templates of Mistral take nothing but nine letters and digits."""
         digest = hashlib.blake2s(f"{self._answer_id}/{len(self.calls)}".encode()).hexdigest()
         return digest[:9] if self._dialect.name == "mistral" else f"call_{digest[:24]}"
 

@@ -33,7 +33,7 @@ def facts_of(tokenizer: Any, vocabulary: int, end_ids: Sequence[int]) -> Tokeniz
         return None
     described = json.loads(fast.to_str())
     described["padding"] = described["truncation"] = None
-    # Converted from GGUF, a byte-level decoder stands at the end of a sequence that does nothing; llguidance looks at
+    # Converted from GGUF, a byte-level decoder is at the end of a sequence that does nothing; llguidance looks at
     # the sequence's beginning.
     steps = (described.get("decoder") or {}).get("decoders") or []
     described["decoder"] = next((step for step in steps if step["type"] == "ByteLevel"), described.get("decoder"))

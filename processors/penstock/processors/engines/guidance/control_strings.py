@@ -153,7 +153,7 @@ class ControlStrings:
         return ids
 
     def _without_control(self, text: str, *, first: bool) -> list[int]:
-        """`first`: nothing stands before it in the prompt."""
+        """`first`: nothing is before it in the prompt."""
         if self._copies is None:
             return list(self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
         return list(self._copies[first].encode(text, add_special_tokens=False).ids)
@@ -245,7 +245,7 @@ def _written(node: Json) -> str:
 
 
 def _without_prefix(pre_tokenizer: Any) -> bool:
-    """So that what stands in the middle of a prompt is no first text, before which some put a blank: if any did."""
+    """So that what is in the middle of a prompt is no first text, before which some put a blank: if any did."""
     if not isinstance(pre_tokenizer, dict):
         return False
     described = cast("Json", pre_tokenizer)

@@ -1,6 +1,6 @@
 """How models ask for tools: the forms that chat templates teach, and what a template without tools gets. Pure.
 
-`hermes` is what Qwen, SmolLM2, Hermes and many others write; it also stands in where a template knows no tools.
+`hermes` is what Qwen, SmolLM2, Hermes and many others write; it is also used where a template knows no tools.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 class Dialect:
     """Calls begin at `marker` ("": only an answer that is JSON as a whole is one) and end at `end` ("": with the text).
 
-    A call that is forced is written behind `prefix`, which the prompt ends with then; `separator` stands between two
+    A call that is forced is written behind `prefix`, which the prompt ends with then; `separator` is between two
     calls ("": it writes only one), `suffix` after the last. `bare`: models are taught calls without the marker.
     """
 

@@ -29,8 +29,8 @@ _OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A schema of a request, and the field that it stands in."""
+class SchemaPart:
+    """A schema of a request, and the field that it is in."""
 
     schema: Json
     param: str
@@ -41,13 +41,13 @@ class Part:
         return json_rule(self.schema, self.param, strict=self.strict, passed_over=passed_over)
 
 
-def response_schema(response_format: Mapping[str, Any] | None) -> Part | None:
+def response_schema(response_format: Mapping[str, Any] | None) -> SchemaPart | None:
     """What `response_format` asks for; None when any text will do. Raises InvalidRequest."""
     kind = (response_format or {}).get("type", "text")
     if response_format is None or kind == "text":
         return None
     if kind == "json_object":
-        return Part({"type": "object"}, "payload.response_format", strict=True)
+        return SchemaPart({"type": "object"}, "payload.response_format", strict=True)
     param = "payload.response_format.json_schema"
     given = _object(response_format.get("json_schema"), param)
     schema = given.get("schema")
@@ -55,7 +55,7 @@ def response_schema(response_format: Mapping[str, Any] | None) -> Part | None:
         schema = {"type": "object"}
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{param}.schema must be an object", param=f"{param}.schema")
-    return Part(cast("Json", schema), f"{param}.schema", strict=given.get("strict") is not False)
+    return SchemaPart(cast("Json", schema), f"{param}.schema", strict=given.get("strict") is not False)
 
 
 def json_rule(schema: Json, param: str, *, strict: bool = True, passed_over: Container[str] = ()) -> str:

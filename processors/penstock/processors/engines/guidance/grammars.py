@@ -176,7 +176,7 @@ def _refusal(error: str, param: str) -> InvalidRequest:
     """What llguidance found, in our words, with the keywords that it does not know by name."""
     unknown = _UNIMPLEMENTED.search(error)
     if unknown is None and "oneOf constraints" not in error:
-        logger.info("grammar.refused error=%s", shortened(error, 400))
+        logger.debug("grammar.refused error=%s", shortened(error, 400))
         reason = next((text for words, text in _REASONS if words.search(error)), "it is not supported")
         return InvalidRequest(f"{param} cannot be enforced: {reason}", param=param)
     keywords = ["oneOf"] if unknown is None else sorted(re.findall(r'"([^"]*)"', unknown[1]))

@@ -6,12 +6,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
-from penstock.processors.engines.guidance.forms import Part, json_rule, patterns_of
+from penstock.processors.engines.guidance.forms import SchemaPart, json_rule, patterns_of
 from penstock.processors.engines.guidance.grammars import Grammars
 from penstock.schemas.errors import InvalidRequest
 
 PATTERNS_TRIED = 64
-"""So many patterns of one request are tried one by one when its grammar cannot be enforced."""
+"""How many patterns of one request are tried one by one when its grammar cannot be enforced."""
 PATTERNS_KEPT = 65_536
 """Far more than all requests that wait can have tried: none loses its own before its plan is made."""
 
@@ -30,7 +30,7 @@ class Patterns:
             self._known.move_to_end(key)
         return self._known.get(key) is False
 
-    async def find(self, parts: Sequence[Part]) -> None:
+    async def find(self, parts: Sequence[SchemaPart]) -> None:
         """Try the patterns of one request. Raises InvalidRequest for one that a strict schema has."""
         found = [(part, *one) for part in parts for one in patterns_of(part.schema, part.param)]
         tried: set[str] = set()

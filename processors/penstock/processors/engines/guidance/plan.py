@@ -1,6 +1,6 @@
 """What a request wants of its answer beyond plain text: read from the request, compiled, and handed to its runs.
 
-A `Plan` is made while the request is prepared; a plain request has none. In an engine's process only.
+A `GuidancePlan` is made while the request is prepared; a plain request has none. In an engine's process only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.processors.engines.guidance import dialects
 from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.guidance.control_strings import PARSED_OPTION, ControlStrings
 from penstock.processors.engines.guidance.dialects import Dialect
-from penstock.processors.engines.guidance.forms import Part, response_schema
+from penstock.processors.engines.guidance.forms import SchemaPart, response_schema
 from penstock.processors.engines.guidance.grammars import Grammars
 from penstock.processors.engines.guidance.patterns import Patterns
 from penstock.schemas.errors import InvalidRequest, UnsupportedParameter
@@ -59,7 +59,7 @@ NO_TOOLS = ToolUse(tools=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class GuidancePlan:
     """`answers`: how many are made. `matcher` is at its start, and copied for each. `param` is blamed for it."""
 
     options: LogitOptions = NONE
@@ -133,7 +133,7 @@ class Guidance:
                 await self._grammars.tried(f"start: {part.rule(self._passed_over)}", part.param)
             await self._grammars.ready(self._grammar(spec, use)[0] or rule, param)
 
-    def plan(self, spec: RunSpec, *, greedy: bool) -> Plan | None:
+    def plan(self, spec: RunSpec, *, greedy: bool) -> GuidancePlan | None:
         """None for a plain request. Its grammar is `ready`.
 
         Raises InvalidRequest, UnsupportedParameter, TooLarge, Overloaded.
@@ -147,7 +147,7 @@ class Guidance:
         if rule is None and options == NONE and answers == 1 and not use.tools:
             return None
         prefix = self._dialect.prefix if use.forced else ""
-        return Plan(
+        return GuidancePlan(
             options=options,
             answers=answers,
             matcher=None if rule is None else self._grammars.matcher(rule, param),
@@ -201,7 +201,7 @@ class Guidance:
         asked = f"asked: begun {around[0]} calls {around[1]}"
         return "\n".join(["start: asked* TEXT", asked, begun, r"TEXT: /(.|\n)*/", *rules])
 
-    def render(self, messages: Sequence[Json], plan: Plan | None, variables: Mapping[str, Any]) -> list[int]:
+    def render(self, messages: Sequence[Json], plan: GuidancePlan | None, variables: Mapping[str, Any]) -> list[int]:
         """The tokens of a chat, as the model's template has it; `variables` are for the template.
 
         Raises what the template raises.
@@ -283,17 +283,16 @@ def _named(choice: str) -> Any:
         ) from error
 
 
-def _parts(params: Mapping[str, Any], use: ToolUse) -> list[Part]:
-    """The schemas of a request."""
+def _parts(params: Mapping[str, Any], use: ToolUse) -> list[SchemaPart]:
     asked = None if use.forced else response_schema(params.get("response_format"))
     return [*_tool_parts(use), *([] if asked is None else [asked])]
 
 
-def _tool_parts(use: ToolUse) -> list[Part]:
+def _tool_parts(use: ToolUse) -> list[SchemaPart]:
     places = (f"payload.tools[{number}].function.parameters" for number in range(use.first, use.first + len(use.tools)))
     functions = (tool["function"] for tool in use.tools)
     return [
-        Part(_parameters(function, place), place, strict=function.get("strict") is True)
+        SchemaPart(_parameters(function, place), place, strict=function.get("strict") is True)
         for function, place in zip(functions, places, strict=True)
     ]
 

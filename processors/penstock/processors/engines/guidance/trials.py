@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.engines.guidance.compiling import TokenizerFacts
-from penstock.processors.guarded.process import Ended, GuardedPool
+from penstock.processors.guarded.process import GuardedPool, ProcessEnded
 from penstock.processors.guarded.wire import answered
 from penstock.schemas.errors import EngineFailed, Overloaded
 
@@ -66,7 +66,7 @@ class Trials:
             # A caller who is cancelled leaves a process at work: the pool ends it.
             with self.pool.process(f"{next(self._numbers)}") as process:
                 return await in_daemon_thread(process.ask, job, [grammar], COMPILE_CPU_S, _error)
-        except Ended as error:
+        except ProcessEnded as error:
             if error.not_started is not None:
                 raise EngineFailed(f"no process for grammars could be started: {error.not_started}") from None
             raise TooComplex from None

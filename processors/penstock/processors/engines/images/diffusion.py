@@ -21,8 +21,8 @@ from penstock.processors.engines.batching.alike import AlikeBatches
 from penstock.processors.engines.batching.batches import Batches
 from penstock.processors.engines.batching.limit import BatchLimit
 from penstock.processors.engines.batching.turns import turn_of
-from penstock.processors.engines.images.diffusion_batch import Batch
-from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, Job, Part, make_job
+from penstock.processors.engines.images.diffusion_batch import DiffusionBatch
+from penstock.processors.engines.images.diffusion_jobs import MAX_PIXELS, DiffusionJob, JobPart, make_job
 from penstock.processors.engines.images.diffusion_pipelines import Pipelines
 from penstock.processors.engines.process.loading import device_name, dtype_name, set_up_torch
 from penstock.processors.engines.process.measuring import Meter
@@ -42,10 +42,10 @@ class DiffusionBackend:
         self._source = source
         self._options = options
         self._emit = emit
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, DiffusionJob] = {}
         """Runs that nobody has heard the end of."""
-        self._waiting: AlikeBatches[Part] = AlikeBatches(lambda part: part.job.key, lambda part: len(part.numbers))
-        self._batches = Batches[Part, list[Any]](
+        self._waiting: AlikeBatches[JobPart] = AlikeBatches(lambda part: part.job.key, lambda part: len(part.numbers))
+        self._batches = Batches[JobPart, list[Any]](
             self._waiting,
             self,
             BatchLimit(int(options.get("slots", SLOTS))),
@@ -64,12 +64,12 @@ class DiffusionBackend:
         self._batches.start()
         return EngineInfo(device=device_name(self._options))
 
-    def prepare(self, spec: RunSpec) -> tuple[Prepared, Job]:
+    def prepare(self, spec: RunSpec) -> tuple[Prepared, DiffusionJob]:
         """Raises UnsupportedParameter, InvalidRequest for what this model cannot do."""
         job = make_job(spec, self._pipelines, spec.model, int(self._options.get("max_pixels", MAX_PIXELS)))
         return Prepared(run_id=spec.run_id, prompt_tokens=0, need_tokens=0, memory_bytes=self._memory(job)), job
 
-    def _memory(self, job: Job) -> int:
+    def _memory(self, job: DiffusionJob) -> int:
         base = self._pipelines.base
         model = getattr(base, "unet", None) or getattr(base, "transformer", None)
         config: Any = {} if model is None else model.config
@@ -84,9 +84,9 @@ class DiffusionBackend:
             tiled=bool(self._options.get("vae_tiling")),
         )
 
-    def run(self, spec: RunSpec, prompt: Job) -> None:
+    def run(self, spec: RunSpec, prompt: DiffusionJob) -> None:
         self._jobs[spec.run_id] = prompt
-        self._waiting.add(Part(prompt, range(len(prompt.seeds))), turn_of(spec.priority, time.monotonic()))
+        self._waiting.add(JobPart(prompt, range(len(prompt.seeds))), turn_of(spec.priority, time.monotonic()))
         self._batches.look()
 
     def cancel(self, run_id: str) -> None:
@@ -104,20 +104,19 @@ class DiffusionBackend:
     def measured_memory(self) -> int:
         return Meter(device_name(self._options)).used_bytes()
 
-    def compute(self, batch: Sequence[Part]) -> list[list[Any]]:
-        return Batch(batch, self._pipelines, self._tell).run()
+    def compute(self, batch: Sequence[JobPart]) -> list[list[Any]]:
+        return DiffusionBatch(batch, self._pipelines, self._tell).run()
 
-    def weight(self, batch: Sequence[Part]) -> int:
-        """Images."""
+    def weight(self, batch: Sequence[JobPart]) -> int:
         return sum(len(part.numbers) for part in batch)
 
-    def wanted(self, item: Part) -> bool:
+    def wanted(self, item: JobPart) -> bool:
         return not item.job.cancelled
 
-    def split(self, item: Part) -> Sequence[Part]:
-        return [Part(item.job, [number]) for number in item.numbers]
+    def split(self, item: JobPart) -> Sequence[JobPart]:
+        return [JobPart(item.job, [number]) for number in item.numbers]
 
-    def ended(self, item: Part, result: list[Any] | EngineFailed) -> None:
+    def ended(self, item: JobPart, result: list[Any] | EngineFailed) -> None:
         job = item.job
         if job.cancelled:
             return
@@ -140,7 +139,7 @@ class DiffusionBackend:
                 del self._jobs[run_id]
             self._emit(event)
 
-    def _encode(self, job: Job, images: list[Any]) -> None:
+    def _encode(self, job: DiffusionJob, images: list[Any]) -> None:
         """In a thread of the encoders."""
         try:
             event: tuple[Any, ...] = ("finished", self._finished(job, images))
@@ -153,7 +152,7 @@ class DiffusionBackend:
         self._batches.moved()
         self._tell(event)
 
-    def _finished(self, job: Job, images: list[Any]) -> Finished:
+    def _finished(self, job: DiffusionJob, images: list[Any]) -> Finished:
         files: list[dict[str, Any]] = []
         for seed, image in zip(job.seeds, images, strict=True):
             data, media_type = encode(image, job.output, {**job.facts, "seed": seed})

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.processors.engines.base import Preview, Progress
-from penstock.processors.engines.images.diffusion_jobs import Job, Part
+from penstock.processors.engines.base import Preview, StepProgress
+from penstock.processors.engines.images.diffusion_jobs import DiffusionJob, JobPart
 from penstock.processors.engines.images.diffusion_pipelines import INPAINT, TEXT, Pipelines
 
 logger = logging.getLogger(__name__)
@@ -22,17 +22,17 @@ class AllCancelled(Exception):
     """Nobody waits for any image of the batch."""
 
 
-class Batch:
+class DiffusionBatch:
     """Parts of jobs with equal keys."""
 
-    def __init__(self, parts: Sequence[Part], pipelines: Pipelines, tell: Tell) -> None:
+    def __init__(self, parts: Sequence[JobPart], pipelines: Pipelines, tell: Tell) -> None:
         self._parts = parts
         self._jobs = list(dict.fromkeys(part.job for part in parts))
         self._pipelines = pipelines
         self._tell = tell
         self._kind = self._jobs[0].kind
         self._pipe = pipelines.of(self._kind)
-        self._rows: list[tuple[Job, int]] = [(part.job, number) for part in parts for number in part.numbers]
+        self._rows: list[tuple[DiffusionJob, int]] = [(part.job, number) for part in parts for number in part.numbers]
         self._generators: list[Any] = []
 
     def run(self) -> list[list[Any]]:
@@ -81,7 +81,7 @@ class Batch:
         steps = int(pipe.num_timesteps)
         for job in self._jobs:
             if not job.cancelled:
-                self._tell(("progress", Progress(run_id=job.run_id, step=index + 1, steps=steps)))
+                self._tell(("progress", StepProgress(run_id=job.run_id, step=index + 1, steps=steps)))
                 if job.previews is not None and (index + 1) % job.previews == 0 and index + 1 < steps:
                     self._preview(pipe, job, tensors["latents"], index + 1, steps)
         return tensors
@@ -113,7 +113,7 @@ class Batch:
         self._generators[:] = [self._generators[row] for row in keep]  # the pipeline holds this very list
         return {name: kept(value) for name, value in tensors.items()}
 
-    def _preview(self, pipe: Any, job: Job, latents: Any, step: int, steps: int) -> None:
+    def _preview(self, pipe: Any, job: DiffusionJob, latents: Any, step: int, steps: int) -> None:
         import torch
 
         row = next(row for row, (one, _) in enumerate(self._rows) if one is job)

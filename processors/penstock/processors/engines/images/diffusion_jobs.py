@@ -22,7 +22,7 @@ BatchKey = tuple[Any, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
+class DiffusionJob:
     """One run. `key`: what is equal for all runs of a batch."""
 
     run_id: str
@@ -48,14 +48,14 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class JobPart:
     """Images of one run that are made together: all of them, or as many as memory is enough for."""
 
-    job: Job
+    job: DiffusionJob
     numbers: Sequence[int]
 
 
-def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -> Job:
+def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -> DiffusionJob:
     """Raises UnsupportedParameter, InvalidRequest for what this model cannot do."""
     payload = spec.payload
     kind = pipelines.kind_for(spec.task, payload)
@@ -84,7 +84,7 @@ def make_job(spec: RunSpec, pipelines: Pipelines, model: str, max_pixels: int) -
         "sampler": sampler,
         "strength": strength if kind != TEXT else None,
     }
-    return Job(
+    return DiffusionJob(
         run_id=spec.run_id,
         key=(kind, width, height, steps, guidance, sampler, strength),
         kind=kind,

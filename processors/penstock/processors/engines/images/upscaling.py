@@ -154,7 +154,6 @@ def make_network(config: Mapping[str, Any]) -> Any:
 
 
 def load_network(folder: Path, config: Mapping[str, Any]) -> Any:
-    """The network with the weights of its folder."""
     from safetensors.torch import load_file
 
     network = make_network(config)

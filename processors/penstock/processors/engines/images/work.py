@@ -17,7 +17,7 @@ from penstock.processors.engines.backend import Emit
 from penstock.processors.engines.base import EngineInfo, Finished, Prepared, RunFailed, RunSpec, refuse_unsupported
 from penstock.processors.engines.batching.turns import turn_of
 from penstock.processors.engines.process.measuring import Meter
-from penstock.processors.guarded.process import Stopped
+from penstock.processors.guarded.process import JobStopped
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage
 from penstock.processors.images.operations import Encoded
@@ -132,13 +132,12 @@ class ImageWork:
     def go_on(self, run_id: str) -> None:
         """Called between the steps of a run. Raises Stopped."""
         if run_id not in self._running:
-            raise Stopped
+            raise JobStopped
         self._done += 1
 
     # -- in a thread of the pool
 
     def _work_next(self) -> None:
-        """There is one call for each that waits."""
         _, _, run_id, job = heappop(self._waiting)
         self._work(run_id, job)
 
@@ -146,7 +145,7 @@ class ImageWork:
         try:
             self.go_on(run_id)
             event: tuple[Any, ...] = ("finished", _finished(run_id, self.compute(run_id, job)))
-        except Stopped:
+        except JobStopped:
             return
         except MemoryError:
             failure = EngineFailed("there was not enough memory for the image")

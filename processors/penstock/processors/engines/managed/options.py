@@ -25,7 +25,7 @@ PLACEHOLDERS = (
     "threads",
 )
 OURS = "PENSTOCK_"
-"""What begins so in the environment is for Penstock alone: keys of others stand there too."""
+"""What begins so in the environment is for Penstock alone: keys of others are there too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

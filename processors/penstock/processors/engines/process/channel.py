@@ -22,7 +22,7 @@ _APART = 1 << 31
 """Marks the length of a frame that is no message, but a buffer of the next one: large bytes are not copied into it."""
 _READ_BYTES = 256 * 1024
 _PIECES = 64
-"""So many messages at once are given to the kernel."""
+"""How many messages at once are given to the kernel."""
 _AT_ONCE = 8
 """Reads and writes before the event loop turns to others."""
 
@@ -47,7 +47,6 @@ class Channel:
 
     @classmethod
     async def open(cls, sock: socket.socket, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> Channel:
-        """From here on the socket is the channel's."""
         sock.setblocking(False)
         channel = cls(sock, on_message, on_lost)
         channel._loop.add_reader(sock, channel._readable)
@@ -105,7 +104,7 @@ class Channel:
             self._forget(sent)
 
     def _forget(self, sent: int) -> None:
-        """So many bytes have gone."""
+        """Forget bytes that were sent."""
         while sent:
             piece = self._unsent[0]
             if sent < len(piece):

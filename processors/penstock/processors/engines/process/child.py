@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.background import BackgroundTasks
+from penstock.common.log_setup import LogConfig, set_up
 from penstock.common.threads import in_daemon_thread
 from penstock.processors.core.fleet.ledger import OutOfMemory
 from penstock.processors.earlier_messages import NO_EARLIER_MESSAGES
@@ -50,7 +51,6 @@ from penstock.processors.engines.process.channel import Channel
 from penstock.processors.engines.process.openmp import without_openmp
 from penstock.processors.engines.process.out_of_memory import is_out_of_memory
 from penstock.schemas.errors import EngineFailed, InternalError, InvalidRequest, PenstockError
-from penstock.schemas.logs import log_to_stderr
 from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ IMAGE_BYTES_A_TOKEN = 1024
 """What images count among them: so many bytes of pixels as a token."""
 
 
-def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, Any]) -> None:
+def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, Any], log: LogConfig) -> None:
     """Entry point of the process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the fork server's end is ours; it ends with the worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker decides when we stop
@@ -79,7 +79,8 @@ def main(sock: socket.socket, backend: str, source: str, options: Mapping[str, A
     if "address" in options:  # its own card, or slice, is all that it sees; none, when it was granted main memory
         os.environ["CUDA_VISIBLE_DEVICES"] = str(options["address"])
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    log_to_stderr(logging.WARNING)
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")  # its warnings quote prompts
+    set_up(log)
     try:
         asyncio.run(serve(sock, backend, source, options))
     except BaseException:
@@ -269,7 +270,7 @@ class MessageHandler:
         if isinstance(result, PenstockError):
             self._failed(spec.run_id, result, again=result.retryable or isinstance(result, OutOfMemory))
         elif spec.published is not None and not result[0].goes_on:
-            self._failed(spec.run_id, EngineFailed("the run cannot go on from what was told"), again=True)
+            self._failed(spec.run_id, EngineFailed("the run cannot continue what was published"), again=True)
         else:
             self._run(spec, result[1])
 
@@ -318,7 +319,6 @@ class MessageHandler:
 
 
 def _not_prepared(error: Exception) -> PenstockError:
-    """The error for the sender."""
     if isinstance(error, PenstockError):
         return error
     if isinstance(error, UnicodeEncodeError):

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.common.log_setup import in_force
 from penstock.processors.engines.process import child
 from penstock.processors.engines.process.channel import Channel
 from penstock.processors.engines.process.forking import start_process
@@ -44,7 +45,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         try:
             # The first start imports torch in the fork server: seconds.
-            arguments = (backend, source, options)
+            arguments = (backend, source, options, in_force())
             self._process = await start_process(child.main, theirs, arguments, f"engine-{self._name}", silent_s)
         except BaseException:
             ours.close()

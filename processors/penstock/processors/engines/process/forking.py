@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 PRELOAD = "penstock.processors.engines.process.preload"
 LOOKS = 10
-"""So often is a fork server looked at within the time in which it must show a sign of life."""
+"""How often a fork server is looked at within the time in which it must show a sign of life."""
 
 
 class _ForkServer:

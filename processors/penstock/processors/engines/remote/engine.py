@@ -23,8 +23,10 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
+from aiohttp.abc import AbstractResolver
 
 from penstock.common.background import BackgroundTasks
 from penstock.processors.engines.base import (
@@ -47,18 +49,19 @@ from penstock.processors.engines.image_messages import CAPTION_PROMPT, with_imag
 from penstock.processors.engines.remote.concurrency import RemoteGate
 from penstock.processors.engines.remote.echoed import without_prompt
 from penstock.processors.engines.remote.http import (
+    RemoteClient,
     json_within,
     lines_of,
     message_of,
-    refusal,
     request_headers,
     take_headers,
+    unreached,
 )
 from penstock.processors.engines.remote.images import TASKS as IMAGE_TASKS
 from penstock.processors.engines.remote.images import ImageRuns
 from penstock.processors.engines.remote.prefix import (
     PREFIX,
-    Delivered,
+    DeliveredText,
     Said,
     behind,
     can_go_on,
@@ -81,7 +84,6 @@ from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.settings import ImagesSection
 from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded, PenstockError, RetryKind
 from penstock.schemas.sse import DONE, field_value
-from penstock.schemas.texts import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ class RemoteEngine(Engine):
         url: str,
         options: Mapping[str, Any],
         *,
-        transport: httpx.AsyncBaseTransport | None = None,
+        resolver: AbstractResolver | None = None,
         images: ImagesSection | None = None,
     ) -> None:
         """`images`: as the worker's settings say, for the images that the server answers with."""
@@ -129,8 +131,8 @@ class RemoteEngine(Engine):
         self._caller_headers = frozenset(str(name).lower() for name in options.get("caller_headers", ()))
         self._told_limit = self._slots
         self._options = options
-        self._transport = transport
-        self._http: httpx.AsyncClient | None = None
+        self._resolver = resolver
+        self._http: RemoteClient | None = None
         self._tasks: dict[str, tuple[asyncio.Task[None], GuardedSink]] = {}
         self._background = BackgroundTasks()
         ask = partial(self._said, "/chat/completions", headers={})
@@ -141,10 +143,14 @@ class RemoteEngine(Engine):
     async def start(self) -> None:
         """Raises InvalidRequest; EngineFailed if `stop` is called before the server was tried."""
         headers = request_headers(self.model, self._options)
-        timeout = httpx.Timeout(self._timeout_s, connect=10)
-        limits = httpx.Limits(max_connections=self._slots + 4)
-        self._http = httpx.AsyncClient(
-            headers=headers, timeout=timeout, limits=limits, transport=self._transport, trust_env=False
+        if urlsplit(self._url).username and "authorization" in {*headers, *self._caller_headers}:
+            raise InvalidRequest(f"{self.model}: its URL has a user beside an authorization header: remove one of them")
+        self._http = RemoteClient(
+            self._url,
+            headers,
+            connections=self._slots + 4,
+            timeout_s=self._timeout_s,
+            resolver=self._resolver,
         )
         if self._trial is not None:
             self._state = EngineState.STARTING
@@ -265,10 +271,10 @@ class RemoteEngine(Engine):
                 finished = await self._generate(spec, prepared, sink, headers)
         except Overloaded as error:
             raise self._turned_away(sent_at, error) from error
-        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-            reason = shortened(f"the server of {self.model} cannot be reached: {error}", 300)
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            reason = f"the server of {self.model} cannot be reached: {unreached(error)}"
             raise self._turned_away(sent_at, EngineGone(reason)) from error
-        except httpx.TimeoutException:
+        except TimeoutError:
             self._gate.timed_out(sent_at, loop.time())
             raise
         except PenstockError as error:
@@ -293,7 +299,7 @@ class RemoteEngine(Engine):
 
     def _begins_anew(self, spec: RunSpec, error: InvalidRequest) -> TurnedAway:
         """The server takes no prefix of this one."""
-        logger.warning("remote.prefix_refused model=%s request=%s error=%s", self.model, spec.request_id, error.code)
+        logger.warning("remote.prefix_refused model=%s request_id=%s error=%s", self.model, spec.request_id, error.code)
         self._refused.append(spec.request_id)
         return TurnedAway(str(error))
 
@@ -341,7 +347,7 @@ class RemoteEngine(Engine):
 
     async def _behind(
         self, path: str, body: dict[str, Any], text: str, headers: Mapping[str, str]
-    ) -> tuple[Delivered, dict[str, Any] | None]:
+    ) -> tuple[DeliveredText, dict[str, Any] | None]:
         """What was delivered, as the server counts it, and the body that asks for the rest; None if nothing is left.
 
         The log has no tokens of remote models, so the server is asked twice for one token: its prompts are counted.
@@ -364,10 +370,8 @@ class RemoteEngine(Engine):
         self, path: str, body: dict[str, Any], headers: Mapping[str, str]
     ) -> AsyncIterator[dict[str, Any]]:
         assert self._http is not None
-        async with self._http.stream("POST", self._url + path, json=body, headers=dict(headers)) as answer:
-            if answer.is_error:
-                raise await refusal(answer)
-            if answer.headers.get("content-type", "").startswith("application/json"):
+        async with self._http.post(path, body, headers) as answer:
+            if answer.content_type == "application/json":
                 yield as_event(await json_within(answer))  # a server that does not stream
                 return
             async for line in lines_of(answer):
@@ -384,9 +388,7 @@ class RemoteEngine(Engine):
     async def _embed(self, spec: RunSpec, headers: Mapping[str, str]) -> Finished:
         assert self._http is not None
         body = embedding_body(spec, self._name)
-        async with self._http.stream("POST", self._url + "/embeddings", json=body, headers=dict(headers)) as answer:
-            if answer.is_error:
-                raise await refusal(answer)
+        async with self._http.post("/embeddings", body, headers) as answer:
             found = await json_within(answer)
         items = sorted(found["data"], key=lambda item: item["index"])
         vectors = [[float(value) for value in item["embedding"]] for item in items]
@@ -416,7 +418,7 @@ class RemoteEngine(Engine):
         await self._background.cancel()
         self._images.close()
         if self._http is not None:
-            await self._http.aclose()
+            await self._http.close()
 
     def info(self) -> EngineInfo:
         window = None if self._window == DEFAULT_WINDOW else self._window

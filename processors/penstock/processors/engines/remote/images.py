@@ -8,16 +8,18 @@ else a server's file holds reaches nobody. Fields that OpenAI's API does not hav
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import httpx
+import aiohttp
+from aiohttp.http_exceptions import ContentEncodingError
 from PIL import Image, ImageChops
 
 from penstock.common.engine_kinds import IMAGE_FIELDS
 from penstock.processors.engines.base import Finished, RunSpec, usage_of
-from penstock.processors.engines.remote.http import UnusableAnswer, json_within, refusal
+from penstock.processors.engines.remote.http import RemoteClient, UnusableAnswer, json_within
 from penstock.processors.engines.remote.wire import Json, counts, json_or_text
 from penstock.processors.images.answered import AnsweredImages
 from penstock.processors.images.decoded import DecodedImage
@@ -45,7 +47,7 @@ class ImageRuns:
 
     def __init__(self, model: str, name: str, url: str, options: Mapping[str, Any], settings: ImagesSection) -> None:
         """`name`: the model's name at the server."""
-        self._model, self._name, self._url = model, name, url
+        self._model, self._name = model, name
         self._names: Mapping[str, str] = options.get("image_fields") or {}
         self._images = AnsweredImages(settings, url)
 
@@ -70,20 +72,21 @@ class ImageRuns:
         if spec.task == "image_editing" and "image" not in spec.images:
             raise InvalidRequest("payload.image is missing", param="payload.image")
 
-    async def run(self, http: httpx.AsyncClient, spec: RunSpec, headers: Mapping[str, str]) -> Finished:
-        """Raises PenstockError, and what httpx raises."""
+    async def run(self, http: RemoteClient, spec: RunSpec, headers: Mapping[str, str]) -> Finished:
+        """Raises PenstockError, and what aiohttp raises."""
         wanted = int(spec.payload.get("n") or 1)
-        path = "/images/generations"
-        request: Json = {"json": self._body(spec)}
+        path, body = "/images/generations", self._body(spec)
         if spec.task == "image_editing":
             path = "/images/edits"
-            request = {"data": form_of(self._body(spec)), "files": await asyncio.to_thread(_files, spec.images)}
-        async with http.stream("POST", self._url + path, headers=dict(headers), **request) as answer:
-            if answer.is_error:
-                raise await refusal(answer)
+            body = _form(form_of(body), await asyncio.to_thread(_files, spec.images))
+        async with http.post(path, body, headers) as answer:
             try:
                 return await self._finished(spec, answer, wanted)
-            except (httpx.TransportError, PenstockError):
+            except (aiohttp.ClientError, TimeoutError, PenstockError) as error:
+                if isinstance(error.__cause__, ContentEncodingError):
+                    raise UnusableAnswer(
+                        f"the answer of the server of {self._model} is not compressed as it says"
+                    ) from error
                 raise
             except Exception as error:  # an answer may be of any shape
                 message = f"the answer of the server of {self._model} cannot be taken: {type(error).__name__}"
@@ -104,7 +107,7 @@ class ImageRuns:
             body["n"] = payload["n"]
         return {**body, "model": self._name, "prompt": payload["prompt"]}
 
-    async def _finished(self, spec: RunSpec, answer: httpx.Response, wanted: int) -> Finished:
+    async def _finished(self, spec: RunSpec, answer: aiohttp.ClientResponse, wanted: int) -> Finished:
         """The run's outcome. Decodes, checks and encodes one image at a time: the pixels of one are held at once."""
         found = await json_within(answer, self._images.most_bytes(wanted))
         items: Sequence[Mapping[str, Any]] = found["data"]
@@ -146,7 +149,6 @@ class ImageRuns:
             )
 
     def _file(self, spec: RunSpec, image: DecodedImage, number: int) -> Json:
-        """An image as an output has it. Runs in a thread."""
         given = {_FACTS.get(field, field): spec.payload.get(field) for field in IMAGE_FIELDS}
         seed = spec.payload.get("seed") if number == 0 else None  # of the others the server chooses it
         facts = {"model": self._model, "prompt": spec.payload["prompt"], **given, "seed": seed}
@@ -163,6 +165,15 @@ def form_of(body: Json) -> dict[str, str]:
             inner = {f"{name}[{key}]": one for key, one in cast("Json", value).items()}
         fields |= {key: one if isinstance(one, str) else json.dumps(one) for key, one in inner.items()}
     return fields
+
+
+def _form(fields: Mapping[str, str], files: Mapping[str, tuple[str, bytes, str]]) -> aiohttp.FormData:
+    form = aiohttp.FormData(quote_fields=False)
+    for name, value in fields.items():
+        form.add_field(name, value)
+    for name, (filename, data, media_type) in files.items():
+        form.add_field(name, io.BytesIO(data), filename=filename, content_type=media_type)
+    return form
 
 
 def _put(body: Json, name: str, value: Any) -> None:

@@ -38,7 +38,7 @@ def can_go_on(spec: RunSpec, messages: list[Message] | None) -> bool:
     if params.get("seed") is not None and params.get("temperature") != 0:
         return False  # the server would draw from the seed's first number again
     if messages is None and params.get("max_tokens") is None:
-        return False  # the server's own longest answer to a prompt is short, and would be counted anew
+        return False  # the server's own longest answer to a prompt is short, and would be counted again
     if messages is not None and (not messages or messages[-1]["role"] == "assistant"):
         return False
     # A server that does not hold text back has sent what may begin a stop string. Templates strip white space.
@@ -61,7 +61,7 @@ def counting(body: Mapping[str, Any]) -> Json:
 
 
 @record
-class Delivered:
+class DeliveredText:
     """What was delivered of an answer, with its tokens as the server counts them, and those of the prompt alone."""
 
     text: str
@@ -83,11 +83,11 @@ class Delivered:
         return counts
 
 
-def delivered(text: str, prompt_tokens: int | None, tokens_with_text: int | None) -> Delivered:
+def delivered(text: str, prompt_tokens: int | None, tokens_with_text: int | None) -> DeliveredText:
     """Raises InvalidRequest when the server's counts say that the text is not part of the prompt."""
     if prompt_tokens is None or tokens_with_text is None or tokens_with_text <= prompt_tokens:
         raise InvalidRequest("the server's count of the prompt does not grow with the prefix")
-    return Delivered(text=text, prompt_tokens=prompt_tokens, tokens=tokens_with_text - prompt_tokens)
+    return DeliveredText(text=text, prompt_tokens=prompt_tokens, tokens=tokens_with_text - prompt_tokens)
 
 
 QUESTION = "Count from one to ten in words, with commas."

@@ -24,7 +24,7 @@ Ask = Callable[[Json], Awaitable[Said]]
 
 
 class PrefixTrial:
-    """`works` once the server has shown it; else `note` says why streams begin anew. It decides once."""
+    """`works` once the server has shown it; else `note` says why streams begin again. It decides once."""
 
     def __init__(self, model: str, server_model: str, ask: Ask) -> None:
         self.works = False
@@ -56,7 +56,7 @@ class PrefixTrial:
         """Whether it is known now."""
         try:
             reason = await self._compare()
-        except (PenstockError, TimeoutError) as error:
+        except PenstockError as error:
             return self._untried(str(error))
         except Exception as error:  # broken connections, and answers of any shape
             return self._untried(type(error).__name__)

@@ -47,7 +47,7 @@ def check_passable(spec: RunSpec) -> None:
     """Raises InvalidRequest, UnsupportedParameter."""
     reserved = RESERVED_OF_IMAGES if TASKS[spec.task].output == "images" else RESERVED
     for name in spec.extra:
-        if name in reserved:
+        if name in reserved or not name.isprintable():
             raise InvalidRequest(f"extra.{name} cannot be passed on", param=f"extra.{name}")
     if spec.messages is None:
         for name in ("tools", "response_format"):
@@ -188,7 +188,6 @@ class Answer:
         """Whether thoughts came in a field of their own; they are no part of the answer."""
 
     def feed(self, event: Json) -> str:
-        """The new text of the first answer."""
         self.usage = counts(event.get("usage")) or self.usage
         text = ""
         for place, said in enumerate(event.get("choices") or []):

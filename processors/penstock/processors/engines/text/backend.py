@@ -59,7 +59,7 @@ from penstock.schemas.texts import shortened
 
 if TYPE_CHECKING:
     from penstock.processors.engines.batching.continuous import BatchingLoop
-    from penstock.processors.engines.guidance.plan import Guidance, Plan
+    from penstock.processors.engines.guidance.plan import Guidance, GuidancePlan
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Prompt:
 
     ids: list[int]
     new_tokens: int
-    plan: Plan | None
+    plan: GuidancePlan | None
     options: PromptOptions
     published: PublishedPrefix | None = None
 
@@ -267,7 +267,7 @@ class TextBackend:
         trial = self._run_of(spec, prompt, spec.run_id, 0, lambda event: None)
         return trial.go_on_from(published)
 
-    def _need(self, tokens: int, plan: Plan | None) -> int:
+    def _need(self, tokens: int, plan: GuidancePlan | None) -> int:
         """Tokens of the cache for all answers: whole blocks. Raises InvalidRequest for more than it ever has."""
         answers = 1 if plan is None else plan.answers
         need = answers * -(-tokens // self._block) * self._block
@@ -296,7 +296,9 @@ class TextBackend:
         default = int(spec.params.get("max_tokens", DEFAULT_MAX_TOKENS))  # of the model's entry, when it is there
         return wanted if wanted is not None else min(room, default)
 
-    def _render(self, messages: Sequence[Message], plan: Plan | None, variables: Mapping[str, Any]) -> list[int]:
+    def _render(
+        self, messages: Sequence[Message], plan: GuidancePlan | None, variables: Mapping[str, Any]
+    ) -> list[int]:
         try:
             ids = self._guidance.render(messages, plan, variables)
         except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
@@ -324,7 +326,6 @@ class TextBackend:
                 self._begin(self._run_of(spec, prompt, run_id, index, choices.emit_of(index)))
 
     def _run_of(self, spec: RunSpec, prompt: Prompt, run_id: str, index: int, emit: Emit) -> TextRun:
-        """The run of one answer."""
         plan, ids = prompt.plan, prompt.ids
         # What a grammar ends, ends with a token of its own, even where other texts shall not end.
         guided = plan is not None and plan.matcher is not None
@@ -337,7 +338,14 @@ class TextBackend:
         return run
 
     def _planned(
-        self, spec: RunSpec, prompt: Prompt, plan: Plan, ends: frozenset[int], run_id: str, index: int, emit: Emit
+        self,
+        spec: RunSpec,
+        prompt: Prompt,
+        plan: GuidancePlan,
+        ends: frozenset[int],
+        run_id: str,
+        index: int,
+        emit: Emit,
     ) -> TextRun:
         """Of a request that wants more than plain text."""
         control = plan.control(index, prompt.ids, sorted(ends))
@@ -365,7 +373,7 @@ class TextBackend:
     def _begin(self, run: TextRun, published: PublishedPrefix | None = None) -> None:
         self._runs[run.run_id] = run
         if published is not None and not run.go_on_from(published):
-            self._fail(run.run_id, EngineFailed("the run cannot go on from what was told"))
+            self._fail(run.run_id, EngineFailed("the run cannot continue what was published"))
             return
         if published is not None and run.is_complete:
             self._advance(run, run.before, final=True)
@@ -385,7 +393,7 @@ class TextBackend:
         sampling = self._sampling(run.params)
         return self._batching.add(run_id, ids, left, sampling, run.end_ids, run.control, run.priority)
 
-    def _detokeniser(self, plan: Plan | None = None) -> Detokeniser:
+    def _detokeniser(self, plan: GuidancePlan | None = None) -> Detokeniser:
         decode = self._decode
         if plan is not None and plan.use.tools and plan.dialect.marker:
             decode = with_marker(self._tokenizer, plan.dialect.marker, decode)
@@ -535,7 +543,7 @@ def _folder_and_file(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _decoder(tokenizer: Any) -> tuple[Callable[[Sequence[int]], str], bool]:
-    """Ids to text without special tokens, and whether a token's text is its own whatever stands before it.
+    """Ids to text without special tokens, and whether a token's text is its own whatever is before it.
 
     The Rust tokenizer is asked directly: this runs for each token.
     """

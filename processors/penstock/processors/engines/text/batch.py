@@ -33,12 +33,12 @@ class TextBatch:
 
     @property
     def slots(self) -> int:
-        """So many runs at once."""
+        """Runs at once."""
         return self._slots.size
 
     @property
     def tokens(self) -> int:
-        """So many tokens a step."""
+        """Tokens of a step."""
         return self._tokens.size
 
     def add(self, run_id: str) -> None:
@@ -82,7 +82,7 @@ class TextBatch:
         return hopeless
 
     def shrink(self, runs: int) -> bool:
-        """A batch of so many runs was too large: the loop begins anew with smaller ones, if there are any."""
+        """A batch of so many runs was too large: the loop begins again with smaller ones, if there are any."""
         self.ran_out = True
         fewer = runs > 1 and self._slots.halve(runs)
         smaller = self._tokens.halve() or fewer

@@ -32,7 +32,7 @@ class Choices:
                     if len(self._finished) == len(self.parts):
                         self._emit(("finished", self._whole()))
                 case _:
-                    raise ValueError(f"a run tells nothing like {event[0]}")
+                    raise ValueError(f"a run has no event {event[0]}")
 
         return emit
 

@@ -7,7 +7,7 @@ from typing import Any
 
 REPLACEMENT = "\ufffd"
 PATIENCE = 8
-"""So many tokens may pass without whole text (a character has at most four bytes); then the bytes are no text."""
+"""How many tokens may pass without whole text (a character has at most four bytes); then the bytes are no text."""
 
 
 class Detokeniser:

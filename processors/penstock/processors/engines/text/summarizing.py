@@ -26,10 +26,10 @@ from penstock.processors.engines.base import (
     Limits,
     Prepared,
     Preview,
-    Progress,
     RunFailed,
     RunSpec,
     Sink,
+    StepProgress,
     usage_of,
 )
 from penstock.processors.engines.sinks import GuardedSink
@@ -57,7 +57,7 @@ class PartRun:
     def on_delta(self, delta: Delta) -> None:
         self._sink.delta(replace(delta, run_id=self._run_id))
 
-    def on_progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: StepProgress) -> None:
         """A part's own steps are not those of the summary."""
 
     def on_preview(self, preview: Preview) -> None:
@@ -76,7 +76,7 @@ logger = logging.getLogger(__name__)
 
 TASK = "summarization"
 LEVELS = 4
-"""So often smaller parts are tried when the summaries together do not fit."""
+"""How often smaller parts are tried when the summaries together do not fit."""
 PARALLEL = 4
 """Parts that are summed up together, where the engine's tokens allow it."""
 
@@ -188,7 +188,6 @@ class SummarizingEngine(Engine):
             sink.failed(RunFailed(run_id=spec.run_id, error=failure, retryable_here=False))
 
     def _part(self, spec: RunSpec, name: str, prompt: str, max_tokens: int, *, stream: bool) -> RunSpec:
-        """A run of the engine inside."""
         return replace(
             spec,
             run_id=f"{spec.run_id}/{name}",
@@ -293,7 +292,7 @@ class _Summary:
 
     def _done(self) -> None:
         self._step += 1
-        self._sink.progress(Progress(run_id=self._spec.run_id, step=self._step, steps=max(self._steps, self._step)))
+        self._sink.progress(StepProgress(run_id=self._spec.run_id, step=self._step, steps=max(self._steps, self._step)))
 
     async def _answer(self, prompt: str, max_tokens: int, *, stream: bool = False) -> Finished:
         """One run inside. Raises ContextLengthExceeded for a prompt beyond the grant, _PartFailed, PenstockError."""

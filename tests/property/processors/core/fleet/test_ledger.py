@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.processors.core.fleet.ledger import DeviceCapacity, Grant, IllegalRelease, Ledger
+from penstock.processors.core.fleet.ledger import DeviceCapacity, IllegalRelease, Ledger, MemoryGrant
 
 DEVICES = (
     DeviceCapacity(device="cuda:0", kind="cuda", total_bytes=1000, reserve_bytes=100),
@@ -27,7 +27,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ledger = Ledger(DEVICES, longest_reservation_s=LONGEST_S)
-        self.held: dict[int, tuple[Grant, dict[str, int], dict[str, int]]] = {}
+        self.held: dict[int, tuple[MemoryGrant, dict[str, int], dict[str, int]]] = {}
         self.foreign: dict[str, int | None] = dict.fromkeys(NAMES)
         self.ours: dict[str, int] = dict.fromkeys(NAMES, 0)
         self.now = 0.0
@@ -50,7 +50,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def given_back(self, device: str, less: int) -> None:
         self.ours[device] = max(0, self.ours[device] - max(0, less))
 
-    def one(self, pick: int) -> tuple[Grant, dict[str, int], dict[str, int]] | None:
+    def one(self, pick: int) -> tuple[MemoryGrant, dict[str, int], dict[str, int]] | None:
         return None if not self.held else list(self.held.values())[pick % len(self.held)]
 
     @rule(seconds=st.floats(0.1, 20))
@@ -116,7 +116,6 @@ class LedgerMachine(RuleBasedStateMachine):
         if need == 0:
             assert after == (None if before is None or before[0] == owner else before)
         elif before is not None:
-            assert after is not None
             assert (after[0], after[2]) == (before[0], before[2]), "asking again keeps nobody out for longer"
 
     @invariant()
@@ -145,7 +144,6 @@ def test_what_can_never_fit_names_need_and_capacity(needs: dict[str, int]) -> No
     assert ledger.fits_ever(needs) == fits
     assert (ledger.grant("o", needs, 0.0) is not None) == fits
     details = ledger.insufficient("it", needs).details
-    assert details is not None
     assert (details["need"] > details["capacity"]) == (not fits)
     assert details["unit"] == "bytes"
 
@@ -159,7 +157,7 @@ def test_one_that_waits_for_much_runs_and_the_small_ones_have_half_of_the_time(
     """A card of 900 under a steady stream of small runs that fill it; one of `size` comes."""
     ledger = Ledger(DEVICES[:1], longest_reservation_s=LONGEST_S)
     ledger.observe("cuda:0", 0)
-    running: list[tuple[float, Grant]] = []
+    running: list[tuple[float, MemoryGrant]] = []
     now, held_back, turn, passed_s = 0.0, 0.0, 0, 0.0
     while True:
         gap = gaps[turn % len(gaps)]

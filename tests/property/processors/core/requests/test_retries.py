@@ -36,7 +36,8 @@ from penstock.schemas.errors import (
     TooLarge,
 )
 
-PUT_BACK = frozenset({"tenant_limit", "overloaded", "broker_unavailable", "registry_unavailable", "store_unavailable"})
+AWAY = {"broker_unavailable", "broker_refused", "registry_unavailable", "store_unavailable"}
+PUT_BACK = frozenset({"tenant_limit", "overloaded", *AWAY})
 RETRIED = frozenset({"engine_failed", "execution_timeout", "source_unavailable"})
 """The codes of each kind, spelled out: an error that becomes one of them shows here. All others are final."""
 DOUBLING, FIXED = RetrySettings(), RetrySettings(backoff="fixed", first_s=2.0)

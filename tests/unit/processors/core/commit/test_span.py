@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.processors.core.commit.gate import CommitGate
-from penstock.processors.core.commit.span import Span
+from penstock.processors.core.commit.commit import Commit
+from penstock.processors.core.commit.span import CommitSpan
 
 
 def test_a_commit_that_passed_a_redelivery_is_no_gap() -> None:
     """[0, 4) came, then [0, 2) again; 3 was committed meanwhile, so the next assignment goes on at 3."""
-    span = Span(0, "")
+    span = CommitSpan(0, "")
     span.deliver(0, 4, range(4))
     span.resume(0)
     span.deliver(0, 2, range(2))
@@ -19,7 +19,7 @@ def test_a_commit_that_passed_a_redelivery_is_no_gap() -> None:
 
 def test_what_is_committed_is_done_though_it_was_delivered_again_and_not_taken() -> None:
     """The head stood below the commit for ever: the records between them were never delivered again."""
-    span = Span(0, "")
+    span = CommitSpan(0, "")
     span.deliver(0, 6, range(6))
     for offset in range(6):
         span.finish(offset, 3)
@@ -31,23 +31,23 @@ def test_what_is_committed_is_done_though_it_was_delivered_again_and_not_taken()
 
 def test_a_partition_whose_records_were_not_taken_is_not_full_after_an_assignment() -> None:
     """It was held as full by records that nobody had, so they were never delivered again."""
-    gate, tp = CommitGate(commit_span=8), ("inference.request.high", 0)
+    gate, tp = Commit(commit_span=8), ("inference.request.high", 0)
     gate.assign({tp: (1, "")}, 1)
-    gate.batch(tp, 1, 12, list(range(1, 12)))
+    gate.delivered(tp, 1, 12, list(range(1, 12)))
     assert gate.full(tp)
     gate.assign({tp: (1, "")}, 2)
     assert not gate.full(tp)
-    gate.batch(tp, 1, 6, list(range(1, 6)))
+    gate.delivered(tp, 1, 6, list(range(1, 6)))
     assert not gate.full(tp)
-    gate.batch(tp, 6, 12, list(range(6, 12)))
+    gate.delivered(tp, 6, 12, list(range(6, 12)))
     assert gate.full(tp)
 
 
 def test_a_partition_whose_records_are_all_held_stays_full_over_an_assignment() -> None:
     """Else each assignment would take another span of records into memory."""
-    gate, tp = CommitGate(commit_span=8), ("inference.request.high", 0)
+    gate, tp = Commit(commit_span=8), ("inference.request.high", 0)
     gate.assign({tp: (1, "")}, 1)
-    gate.batch(tp, 1, 12, list(range(1, 12)))
+    gate.delivered(tp, 1, 12, list(range(1, 12)))
     for offset in range(1, 12):
         gate.arrive(tp, offset, f"r{offset}")
     gate.assign({tp: (1, "")}, 2)
@@ -59,11 +59,11 @@ def test_a_partition_whose_records_are_all_held_stays_full_over_an_assignment() 
 
 def test_a_duplicate_that_an_assignment_forgets_is_delivered_again() -> None:
     """Its first was on a partition that went; records after it are held, and must not keep it away."""
-    gate, tp, gone = CommitGate(commit_span=8), ("inference.request.high", 0), ("inference.request.high", 1)
+    gate, tp, gone = Commit(commit_span=8), ("inference.request.high", 0), ("inference.request.high", 1)
     gate.assign({tp: (1, ""), gone: (1, "")}, 1)
-    gate.batch(gone, 1, 2, [1])
+    gate.delivered(gone, 1, 2, [1])
     gate.arrive(gone, 1, "same")
-    gate.batch(tp, 1, 12, list(range(1, 12)))
+    gate.delivered(tp, 1, 12, list(range(1, 12)))
     for offset in range(1, 12):
         gate.arrive(tp, offset, "same" if offset == 2 else f"r{offset}")
     gate.assign({tp: (1, "")}, 2)

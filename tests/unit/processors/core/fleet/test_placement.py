@@ -13,13 +13,13 @@ from penstock.processors.core.fleet.space import PLANS, PLANS_KEPT
 from penstock.processors.core.fleet.views import (
     Demand,
     Drain,
-    Load,
     ModelView,
     Need,
     PlacementSettings,
+    PlannedLoad,
+    PlannedUnload,
     ReplicaView,
     Reserve,
-    Unload,
     UseRate,
 )
 from placement_world import PlacementWorld
@@ -64,16 +64,16 @@ def test_nothing_is_loaded_before_its_device_was_observed() -> None:
     wanted = model("a", demand=waits())
     assert decide(1.0, [wanted], [], ledger) == []
     ledger.observe("cuda:0", 0)
-    assert [type(one) for one in decide(1.0, [wanted], [], ledger)] == [Load]
+    assert [type(one) for one in decide(1.0, [wanted], [], ledger)] == [PlannedLoad]
 
 
 def test_placed_by_free_memory_then_by_load() -> None:
     ledger = books(card(0), card(1), host())
     held = [replica("x", ledger, 30), replica("y", ledger, 30, "cuda:1", running=1)]
     models = [model("x"), model("y"), model("a", 10, demand=waits())]
-    assert [one.device for one in decide(1.0, models, held, ledger) if isinstance(one, Load)] == ["cuda:0"]
+    assert [one.device for one in decide(1.0, models, held, ledger) if isinstance(one, PlannedLoad)] == ["cuda:0"]
     ledger.observe("cuda:0", 5 * GB)
-    assert [one.device for one in decide(1.0, models, held, ledger) if isinstance(one, Load)] == ["cuda:1"]
+    assert [one.device for one in decide(1.0, models, held, ledger) if isinstance(one, PlannedLoad)] == ["cuda:1"]
 
 
 def test_host_memory_is_part_of_a_load_and_several_devices_are_taken_at_once() -> None:
@@ -83,7 +83,7 @@ def test_host_memory_is_part_of_a_load_and_several_devices_are_taken_at_once() -
         model="w", needs={"cuda": Need(bytes=60 * GB, host_bytes=16 * GB, devices=2)}, load_seconds=9, demand=waits()
     )
     (load,) = decide(1.0, [wide], [], ledger)
-    assert isinstance(load, Load)
+    assert isinstance(load, PlannedLoad)
     assert set(load.devices) == {"cuda:0", "cuda:2"}
     assert dict(load.needs) == {"cuda:0": 60 * GB, "cuda:2": 60 * GB, "cpu": 16 * GB}
     ledger.observe("cpu", 10 * GB)
@@ -93,7 +93,7 @@ def test_host_memory_is_part_of_a_load_and_several_devices_are_taken_at_once() -
 def test_a_fixed_device_is_kept_to() -> None:
     ledger = books(card(0), card(1))
     fixed = ModelView(model="f", needs={"cuda:1": Need(bytes=GB)}, load_seconds=1, demand=waits())
-    assert [one.device for one in decide(1.0, [fixed], [], ledger) if isinstance(one, Load)] == ["cuda:1"]
+    assert [one.device for one in decide(1.0, [fixed], [], ledger) if isinstance(one, PlannedLoad)] == ["cuda:1"]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_fixed_device_is_kept_to() -> None:
 )
 def test_what_makes_a_model_wanted(fields: dict[str, Any], loads: str | None) -> None:
     decisions = decide(10.0, [model("a", **fields)], [], books())
-    assert [one.reason for one in decisions if isinstance(one, Load)] == ([] if loads is None else [loads])
+    assert [one.reason for one in decisions if isinstance(one, PlannedLoad)] == ([] if loads is None else [loads])
 
 
 def test_the_cheapest_idle_one_goes_and_no_more_than_needed() -> None:
@@ -121,7 +121,7 @@ def test_the_cheapest_idle_one_goes_and_no_more_than_needed() -> None:
     held = [replica("dear", ledger, 30), replica("cheap", ledger, 30)]
     models = [model("dear", 30, load_s=60), model("cheap", 30, load_s=5), model("a", 45, demand=waits())]
     decided = decide(100.0, models, held, ledger)
-    assert decided[:1] == [Unload(model="cheap", replica=0, reason="idle", for_model="a")]
+    assert decided[:1] == [PlannedUnload(model="cheap", replica=0, reason="idle", for_model="a")]
     assert decided[1:] == [Reserve(model="a", device="cuda:0", bytes=45 * GB, until=float("inf"))]
 
 
@@ -130,14 +130,7 @@ def test_what_is_used_often_stays_and_what_has_priority_too() -> None:
         ledger = books()
         held = [replica("kept", ledger, 30), replica("other", ledger, 30)]
         models = [model("kept", 30, **change), model("other", 30), model("a", 45, demand=waits(since=99))]
-        assert [one.model for one in decide(100.0, models, held, ledger) if isinstance(one, Unload)] == ["other"]
-
-
-def test_pinned_ones_never_go() -> None:
-    ledger = books()
-    held = [replica("p", ledger)]
-    decided = decide(1e6, [model("p", pinned=True), model("a", demand=waits("high"))], held, ledger)
-    assert not [one for one in decided if isinstance(one, Drain | Unload)]
+        assert [one.model for one in decide(100.0, models, held, ledger) if isinstance(one, PlannedUnload)] == ["other"]
 
 
 def test_busy_ones_go_for_more_urgent_work_once_they_served_as_long_as_they_took_to_load() -> None:
@@ -180,7 +173,7 @@ def test_who_gave_up_its_room_does_not_take_it_back() -> None:
     assert not [one for one in decide(501.0, models, held, ledger) if not isinstance(one, Reserve)]
     gone = [replica("b", books(), state="unloading", for_model="a")]
     empty = books()
-    (load,) = [one for one in decide(501.0, models, gone, empty) if isinstance(one, Load)]
+    (load,) = [one for one in decide(501.0, models, gone, empty) if isinstance(one, PlannedLoad)]
     assert load.model == "a"
 
 
@@ -188,15 +181,15 @@ def test_idle_ones_are_kept_a_moment_if_somebody_may_ask() -> None:
     ledger = books()
     held = [replica("b", ledger, last_used_at=100.0)]
     models = [model("b", use_rate=1.0), model("a", demand=waits(since=100))]
-    assert not [one for one in decide(102.0, models, held, ledger) if isinstance(one, Unload)]
-    assert [one for one in decide(105.0, models, held, ledger) if isinstance(one, Unload)]
+    assert not [one for one in decide(102.0, models, held, ledger) if isinstance(one, PlannedUnload)]
+    assert [one for one in decide(105.0, models, held, ledger) if isinstance(one, PlannedUnload)]
     high = [model("b", use_rate=1.0), model("a", demand=waits("high", 100))]
-    assert [one for one in decide(100.5, high, held, ledger) if isinstance(one, Unload)]
+    assert [one for one in decide(100.5, high, held, ledger) if isinstance(one, PlannedUnload)]
     seldom = [model("b", use_rate=0.01), model("a", demand=waits(since=100))]
-    assert [one for one in decide(100.5, seldom, held, ledger) if isinstance(one, Unload)]
+    assert [one for one in decide(100.5, seldom, held, ledger) if isinstance(one, PlannedUnload)]
     low = [model("b", use_rate=0.1), model("a", demand=waits("low", 100))]
-    assert not [one for one in decide(119.0, low, held, ledger) if isinstance(one, Unload)]
-    assert [one for one in decide(121.0, low, held, ledger) if isinstance(one, Unload)]
+    assert not [one for one in decide(119.0, low, held, ledger) if isinstance(one, PlannedUnload)]
+    assert [one for one in decide(121.0, low, held, ledger) if isinstance(one, PlannedUnload)]
 
 
 def test_keep_alive_and_orders() -> None:
@@ -204,19 +197,21 @@ def test_keep_alive_and_orders() -> None:
     held = [replica("a", ledger, last_used_at=100.0)]
     assert decide(159.0, [model("a", keep_alive_s=60)], held, ledger) == []
     assert decide(160.0, [model("a", keep_alive_s=60)], held, ledger) == [
-        Unload(model="a", replica=0, reason="keep_alive")
+        PlannedUnload(model="a", replica=0, reason="keep_alive")
     ]
     for kept in ({"pinned": True}, {"desired_loaded": True}, {"demand": waits()}, {"min_replicas": 1}):
         assert decide(160.0, [model("a", keep_alive_s=60, **kept)], held, ledger) == []
     ordered = [replace(held[0], end_reason="desired")]
-    assert decide(101.0, [model("a")], ordered, ledger) == [Unload(model="a", replica=0, reason="desired")]
+    assert decide(101.0, [model("a")], ordered, ledger) == [PlannedUnload(model="a", replica=0, reason="desired")]
     busy = [replica("b", books(), running=1, end_reason="desired")]
     assert decide(101.0, [model("b")], busy, ledger) == [Drain(model="b", replica=0, for_model=None, reason="desired")]
 
 
 def test_a_drained_one_is_unloaded() -> None:
     held = [replica("a", books(), state="draining", for_model="b")]
-    assert decide(1.0, [model("a")], held, books()) == [Unload(model="a", replica=0, reason="drained", for_model="b")]
+    assert decide(1.0, [model("a")], held, books()) == [
+        PlannedUnload(model="a", replica=0, reason="drained", for_model="b")
+    ]
 
 
 def test_a_saturated_model_gets_a_replica_and_gives_it_up_first() -> None:
@@ -224,7 +219,7 @@ def test_a_saturated_model_gets_a_replica_and_gives_it_up_first() -> None:
     held = [replica("a", ledger, 30, running=2)]
     busy = model("a", 30, max_replicas=2, saturated_since=90.0, demand=waits())
     (load,) = decide(100.0, [busy], held, ledger)
-    assert isinstance(load, Load)
+    assert isinstance(load, PlannedLoad)
     assert (load.replica, load.reason) == (1, "saturated")
     assert decide(94.0, [busy], held, ledger) == []
     held.append(replica("a", ledger, 30, replica=1, running=1, ready_at=100.0))
@@ -240,7 +235,7 @@ def test_foreign_use_that_grows_makes_what_lies_idle_go() -> None:
     held = [replica("a", ledger, 30), replica("b", ledger, 30, running=1)]
     ledger.observe("cuda:0", 30 * GB)
     assert decide(10.0, [model("a", 30), model("b", 30)], held, ledger) == [
-        Unload(model="a", replica=0, reason="over_limit")
+        PlannedUnload(model="a", replica=0, reason="over_limit")
     ]
 
 
@@ -283,25 +278,9 @@ def test_room_is_kept_only_for_who_still_waits() -> None:
     drop, load = decide(11.0, models, [], ledger)
     assert drop == Reserve(model="gone", device="cuda:0", bytes=0, until=11.0)
     assert isinstance(drop, Reserve)
-    assert isinstance(load, Load)
+    assert isinstance(load, PlannedLoad)
     ledger.reserve(drop.device, drop.bytes, drop.model, drop.until, 11.0)
     assert ledger.grant("a", load.needs, 11.0) is not None
-
-
-def test_one_request_for_70_gb_runs_and_delays_small_ones_no_longer_than_turns_allow() -> None:
-    small = [model(f"s{n}", 10, load_s=2.0) for n in range(8)]
-    world = PlacementWorld([card()], [*small, model("large", 70, load_s=10.0)], TEN)
-    for second in range(240):
-        for one in small:
-            world.add(one.model, run_s=0.5)
-        if second == 60:
-            world.add("large", run_s=5.0)
-        world.go(1.0)
-    (large_wait,) = [wait for name, _, wait in world.waited if name == "large"]
-    assert large_wait <= 20 + 0.5 + 10 + 3, "a turn of the small ones, their last run, its load"
-    longest = max(wait for name, _, wait in world.waited if name != "large")
-    assert longest <= 0.5 + 10 + 5 + 2 * 10 + 2 + 2, "a drain, its load and run, an idle moment, their own load"
-    assert sum(one[1] == "large" for one in world.loads) == 1
 
 
 def test_what_is_remembered_of_a_ledger_is_bounded() -> None:
@@ -338,9 +317,15 @@ def test_a_replica_on_which_nothing_can_run_has_no_turn() -> None:
             waits_since=70.0,
         ),
     ]
-    ends = [one for one in decide(99.0, models, [standing, other], ledger, TEN) if isinstance(one, Drain | Unload)]
+    ends = [
+        one for one in decide(99.0, models, [standing, other], ledger, TEN) if isinstance(one, Drain | PlannedUnload)
+    ]
     assert not ends, "it has not been ready for as long as its load took"
-    (end,) = [one for one in decide(100.0, models, [standing, other], ledger, TEN) if isinstance(one, Drain | Unload)]
+    (end,) = [
+        one for one in decide(100.0, models, [standing, other], ledger, TEN) if isinstance(one, Drain | PlannedUnload)
+    ]
     assert (end.model, end.reason, end.for_model) == ("a", "stands", "b (run 1)")
     served = replace(standing, stands=False, running=1)
-    assert not [one for one in decide(100.0, models, [served, other], ledger, TEN) if isinstance(one, Drain | Unload)]
+    assert not [
+        one for one in decide(100.0, models, [served, other], ledger, TEN) if isinstance(one, Drain | PlannedUnload)
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flow_driver import HIGH, LOW, MEDIUM, World
+from flow_driver import HIGH, LOW, MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.requests.states import Stage
 from penstock.schemas.errors import EngineFailed
@@ -14,13 +14,12 @@ PRIORITIES = {HIGH: 1, MEDIUM: 5, LOW: 9}
 
 def said(world: World, request_id: str) -> ask.Status:
     """The last status of a request."""
-    return [one for one in world.seen if isinstance(one, ask.Status) and one.subject.request_id == request_id][-1]
+    return [one for one in world.effects(ask.Status) if one.subject.request_id == request_id][-1]
 
 
 def reason(world: World, request_id: str) -> str:
     """What it said last that it waits for."""
     waiting = said(world, request_id).waiting
-    assert waiting is not None
     return waiting.reason
 
 
@@ -29,7 +28,6 @@ def test_a_lifted_request_starts_before_what_stood_before_it() -> None:
     for request_id in ("first", "second", "third"):
         world.submit(request_id, MEDIUM)
     low = world.submit("low", LOW)
-    assert low is not None
     world.reprioritize("low", PRIORITIES[HIGH])
     world.up()
     assert world.started == ["low"]
@@ -42,7 +40,6 @@ def test_a_parked_request_is_read_again_for_its_new_class() -> None:
         world.submit(f"r{n}", LOW, size=1_000)
     lane = world.flow.lanes["m"]
     last = world.flow.registry.find("default", "r39")
-    assert last is not None
     assert last.stage is Stage.PARKED
     parked = lane.parked[LOW]
     world.reprioritize("r39", PRIORITIES[HIGH])
@@ -63,7 +60,6 @@ def test_a_request_gives_its_bytes_back_if_its_new_class_has_no_room(stage: Stag
     for number in range(2):
         world.submit(f"high{number}", HIGH, size=1_450)
     moved = world.submit("moved", LOW, size=1_450)
-    assert moved is not None
     if stage is Stage.PREPARING:
         world.hold_answers = {ask.Prepare}
         world.up(slots=4)
@@ -83,10 +79,8 @@ def test_a_request_gives_its_bytes_back_if_its_new_class_has_no_room(stage: Stag
 
 @pytest.mark.parametrize("runs", [True, False])
 def test_one_that_runs_or_waits_for_a_retry_is_in_its_new_class_when_it_is_queued_again(runs: bool) -> None:
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     moved = world.submit("moved", LOW)
-    assert moved is not None
     if runs:
         world.reprioritize("moved", PRIORITIES[HIGH])
     world.fail("moved", EngineFailed("the remote server said 500"))
@@ -105,8 +99,7 @@ def test_one_that_runs_or_waits_for_a_retry_is_in_its_new_class_when_it_is_queue
 
 
 def test_what_was_said_of_its_place_is_said_anew() -> None:
-    world = World(status_linger_s=0.0)
-    world.up()
+    world = ready(status_linger_s=0.0)
     for n in range(30):
         world.submit(f"r{n}", MEDIUM)
     world.submit("moved", HIGH)
@@ -115,15 +108,13 @@ def test_what_was_said_of_its_place_is_said_anew() -> None:
     world.reprioritize("moved", PRIORITIES[LOW])
     world.settle()
     status = said(world, "moved")
-    assert status.waiting is not None
     assert status.position == status.waiting.position
     assert status.position is not None
     assert status.position >= 29
 
 
 def test_a_request_whose_class_is_paused_says_so_when_it_is_moved_there() -> None:
-    world = World(status_linger_s=0.0)
-    world.up()
+    world = ready(status_linger_s=0.0)
     world.submit("runs", MEDIUM)
     world.submit("moved", MEDIUM)
     world.pass_time(0.1)
@@ -145,7 +136,6 @@ def test_a_worker_that_reads_the_record_later_knows_the_new_class(again: bool) -
     world.reprioritize("low", PRIORITIES[HIGH])
     world.submit("medium", MEDIUM)
     work = world.submit("low", LOW)
-    assert work is not None
     assert work.klass == HIGH
     if again:
         world.reprioritize("low", PRIORITIES[HIGH])

@@ -6,7 +6,6 @@ from typing import Any
 
 from flow_driver import World
 from penstock.processors.core import effects as ask
-from penstock.processors.core.flow import Flow
 from penstock.schemas.records import Origin
 
 FIRST = ("medium", 1, 7)
@@ -20,8 +19,8 @@ class Journaled(World):
         self._deaths = deaths
         super().__init__()
 
-    def make_flow(self, *args: Any) -> Flow:
-        return Flow(*args, deaths=lambda key, request_id: self._deaths if (key, request_id) == (FIRST, "r") else 0)
+    def deaths(self, key: Any, request_id: str) -> int:
+        return self._deaths if (key, request_id) == (FIRST, "r") else 0
 
 
 def test_each_copy_of_a_moved_request_has_the_deaths_of_its_first_record() -> None:
@@ -42,5 +41,5 @@ def test_the_journal_hears_of_a_copy_under_its_first_record() -> None:
     world.finish("r")
     told = [effect for effect in world.seen if isinstance(effect, ask.RunEnded | ask.ForgetDeaths)]
     assert told == [ask.RunEnded(FIRST, "r"), ask.ForgetDeaths(FIRST, "r")]
-    (start,) = [effect for effect in world.seen if isinstance(effect, ask.Start)]
+    (start,) = world.effects(ask.Start)
     assert start.subject.first_key == FIRST

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flow_driver import World
+import pytest
+
+from flow_driver import World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.requests.work import Work
@@ -21,14 +23,13 @@ def running(world: World) -> Work:
     return world.running["r"]
 
 
-def history_of(world: World, kind: type[ask.Terminal | ask.PublishDeadLetter] = ask.Terminal) -> AttemptHistory | None:
-    """As its outcome (or dead letter) has it."""
-    (effect,) = [e for e in world.seen if isinstance(e, kind)]
+def history_of(world: World) -> AttemptHistory | None:
+    """As its outcome has it."""
+    (effect,) = world.effects(ask.Terminal)
     return effect.subject.history
 
 
 def codes(history: AttemptHistory | None) -> list[tuple[int, str | None]]:
-    assert history is not None
     return [(one.attempt, None if one.error is None else one.error.code) for one in history.attempts]
 
 
@@ -38,10 +39,10 @@ def test_a_clean_first_attempt_has_no_history() -> None:
     world.submit("r")
     world.finish("r")
     assert history_of(world) is None
-    assert not any(isinstance(effect, ask.AttemptEnded) for effect in world.seen)
+    assert not world.effects(ask.AttemptEnded)
 
 
-def test_the_outcome_names_every_attempt_with_its_times() -> None:
+def test_statuses_and_the_outcome_name_every_attempt_with_its_times() -> None:
     world = World(worker_id="w")
     world.up(inline=True)
     world.submit("r")
@@ -50,83 +51,60 @@ def test_the_outcome_names_every_attempt_with_its_times() -> None:
     world.pass_time(0.2)
     world.fail("r", EngineFailed("the server said 500"))
     ended = world.wall_ms
+    (retrying,) = [e for e in world.effects(ask.Status) if e.status == "retrying"]
+    assert codes(retrying.subject.history) == [(1, "engine_failed")]
     running(world)
     world.fail("r", Overloaded("full"))
     running(world)
     world.finish("r")
     history = history_of(world)
     assert codes(history) == [(1, "engine_failed"), (2, "overloaded"), (3, None)]
-    assert history is not None
     first = history.attempts[0]
     assert (first.worker_id, first.started_at, first.ended_at) == ("w", began, ended)
-    assert first.error is not None
     assert first.error.message == "the server said 500"
 
 
-def test_statuses_tell_the_attempts_so_far() -> None:
-    world = World()
-    world.up(inline=True)
-    world.submit("r")
-    running(world)
-    world.fail("r", EngineFailed("500"))
-    (retrying,) = [e for e in world.seen if isinstance(e, ask.Status) and e.status == "retrying"]
-    assert codes(retrying.subject.history) == [(1, "engine_failed")]
+FAILED = EngineFailed("500")
 
 
-def test_a_dead_letter_names_each_attempt_once() -> None:
-    world = World()
-    world.up(inline=True)
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([FAILED, FAILED], [(1, "engine_failed"), (2, "engine_failed")]),
+        ([InvalidRequest("no")], [(1, "invalid")]),
+        ([FAILED, "cancel"], [(1, "engine_failed"), (2, "cancelled")]),
+    ],
+    ids=["dead letter", "final failure", "cancelled"],
+)
+def test_each_attempt_is_named_once(ends: list[Any], expected: list[tuple[int, str]]) -> None:
+    world = ready(inline=True)
     world.submit("r", max_attempts=2)
-    for _ in range(2):
+    for end in ends:
         running(world)
-        world.fail("r", EngineFailed("500"))
-    assert world.letters == ["r"]
-    expected = [(1, "engine_failed"), (2, "engine_failed")]
-    assert codes(history_of(world, ask.PublishDeadLetter)) == codes(history_of(world)) == expected
-
-
-def test_a_final_failure_names_its_attempt_once() -> None:
-    world = World()
-    world.up(inline=True)
-    world.submit("r")
-    running(world)
-    world.fail("r", InvalidRequest("no"), again=False)
-    assert codes(history_of(world)) == [(1, "invalid")]
+        world.cancel("r") if end == "cancel" else world.fail("r", end, again=end is FAILED)
+    assert codes(history_of(world)) == expected
+    letters = world.effects(ask.PublishDeadLetter)
+    assert [codes(one.subject.history) for one in letters] == ([expected] if ends == [FAILED] * 2 else [])
 
 
 def test_who_ran_beside_a_poisonous_request_is_told_so() -> None:
-    world = World()
-    world.up(slots=2, inline=True)
+    world = ready(slots=2, inline=True)
     world.submit("r")
     world.submit("other")
     world.die()
     work = world.flow.registry.find("default", "r")
-    assert work is not None
     assert codes(work.history) == [(1, "engine_failed")]
 
 
-def test_a_cancel_in_the_second_attempt_stands_behind_the_first() -> None:
-    world = World()
-    world.up(inline=True)
-    world.submit("r")
-    running(world)
-    world.fail("r", EngineFailed("500"))
-    running(world)
-    world.cancel("r")
-    assert codes(history_of(world)) == [(1, "engine_failed"), (2, "cancelled")]
-
-
 def test_a_request_that_is_retried_for_long_stays_small() -> None:
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     world.submit("r")
     for _ in range(40):
         running(world)
-        world.fail("r", Overloaded("full"))
+        world.fail("r", FAILED)
     running(world)
     world.finish("r")
     history = history_of(world)
-    assert history is not None
     assert (len(history.attempts), history.dropped) == (MOST_ATTEMPTS, 41 - MOST_ATTEMPTS)
 
 
@@ -145,6 +123,5 @@ def test_attempts_under_which_workers_died_stand_before_those_of_this_life() -> 
     running(world)
     world.finish("r")
     history = history_of(world)
-    assert history is not None
     assert [(one.worker_id, one.attempt) for one in history.attempts] == [("before", 1), ("now", 1)]
-    assert any(isinstance(effect, ask.ForgetDeaths) for effect in world.seen)
+    assert world.effects(ask.ForgetDeaths)

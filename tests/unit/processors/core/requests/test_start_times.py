@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flow_driver import MEDIUM, World
+from flow_driver import MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
 from penstock.processors.core.requests.states import Stage
@@ -15,16 +15,8 @@ from penstock.schemas.errors import InvalidRequest, ModelNotFound, Overloaded, P
 from penstock.schemas.records import Origin, WorkerState
 
 
-def ready(**settings: Any) -> World:
-    world = World(**settings)
-    world.up(inline=True)
-    return world
-
-
 def submit_later(world: World, request_id: str, seconds: float, **fields: Any) -> Work:
-    work = world.submit(request_id, start_after_ms=world.wall_ms + round(seconds * 1000), **fields)
-    assert work is not None
-    return work
+    return world.submit(request_id, start_after_ms=world.wall_ms + round(seconds * 1000), **fields)
 
 
 def pass_seconds(world: World, seconds: int) -> None:
@@ -37,19 +29,19 @@ def pass_seconds(world: World, seconds: int) -> None:
 
 
 def error_of(world: World, request_id: str) -> PenstockError | None:
-    (error,) = [e.error for e in world.seen if isinstance(e, ask.Terminal) and e.subject.request_id == request_id]
+    (error,) = [e.error for e in world.effects(ask.Terminal) if e.subject.request_id == request_id]
     return error
 
 
 def test_it_starts_at_its_time_and_says_until_then_what_it_waits_for() -> None:
-    world = ready()
+    world = ready(inline=True)
     work = submit_later(world, "r", 10)
     assert (work.stage, work.body) == (Stage.SCHEDULED, None)
     assert world.flow.next_due() is not None, "its status is due"
     world.pass_time(0.1)
     waiting = world.flow.waiting_for(work, world.now)
     assert (waiting.reason, waiting.estimated_start_at) == ("scheduled", work.start_after_ms)
-    statuses = [effect for effect in world.seen if isinstance(effect, ask.Status)]
+    statuses = world.effects(ask.Status)
     assert [(s.status, s.waiting and s.waiting.reason) for s in statuses] == [("queued", "scheduled")]
     world.pass_time(9.8)
     assert not world.started
@@ -62,13 +54,13 @@ def test_it_starts_at_its_time_and_says_until_then_what_it_waits_for() -> None:
 
 
 def test_a_time_that_has_passed_changes_nothing() -> None:
-    world = ready()
+    world = ready(inline=True)
     submit_later(world, "r", -5)
     assert world.started == ["r"]
 
 
 def test_it_takes_its_place_as_if_it_came_at_its_time() -> None:
-    world = ready(aging_s=20.0)
+    world = ready(inline=True, aging_s=20.0)
     submit_later(world, "later", 60, ttl_ms=3_660_000)
     world.submit("runs")
     world.pass_time(59)
@@ -83,7 +75,7 @@ def test_it_takes_its_place_as_if_it_came_at_its_time() -> None:
 
 
 def test_its_conversation_does_not_wait_for_it() -> None:
-    world = ready()
+    world = ready(inline=True)
     submit_later(world, "later", 10, line="c")
     world.submit("now", line="c")
     assert world.started == ["now"]
@@ -93,41 +85,30 @@ def test_its_conversation_does_not_wait_for_it() -> None:
     assert world.started == ["now", "later"]
 
 
-def test_it_is_cancelled_before_its_time() -> None:
-    world = ready()
-    submit_later(world, "r", 10)
-    world.cancel("r")
-    assert world.ended == [("r", "cancelled")]
-    assert (world.committed(), world.flow.budget.facts, world.flow.budget.bodies_bytes) == (1, 0, 0)
+@pytest.mark.parametrize("way", ["cancelled", "deleted", "expired", "expired within a millisecond"])
+def test_it_ends_before_its_time(way: str) -> None:
+    world = ready(inline=True)
+    submit_later(world, "r", 10, line="c", ttl_ms=3_000)
+    match way:
+        case "cancelled":
+            world.cancel("r")
+        case "deleted":
+            world.delete_conversation("c")
+        case "expired":
+            world.pass_time(2.9)
+            assert not world.ended
+            world.pass_time(0.2)
+            world.pass_time(0.1)
+        case _:  # by as much the clocks may differ
+            world.pass_time(2.9996)
+    assert world.ended == [("r", "expired" if way.startswith("expired") else "cancelled")]
+    assert (world.started, world.committed()) == ([], 1)
+    assert (world.flow.budget.facts, world.flow.budget.bodies_bytes) == (0, 0)
     assert not world.flow.registry.scheduled.partitions()
 
 
-def test_it_expires_before_its_time() -> None:
-    world = ready()
-    submit_later(world, "r", 10, ttl_ms=3_000)
-    world.pass_time(2.9)
-    assert not world.ended
-    world.pass_time(0.2)
-    world.pass_time(0.1)
-    assert (world.ended, world.started) == ([("r", "expired")], [])
-
-
-def test_it_does_not_start_at_its_deadline_where_the_clocks_differ_by_a_part_of_a_millisecond() -> None:
-    world = ready()
-    submit_later(world, "r", 10, ttl_ms=3_000)
-    world.pass_time(2.9996)
-    assert (world.ended, world.started) == ([("r", "expired")], [])
-
-
-def test_its_conversation_is_deleted_before_its_time() -> None:
-    world = ready()
-    submit_later(world, "r", 10, line="c")
-    world.delete_conversation("c")
-    assert world.ended == [("r", "cancelled")]
-
-
 def test_another_priority_holds_from_its_time_on() -> None:
-    world = ready()
+    world = ready(inline=True)
     submit_later(world, "later", 10, klass="low")
     world.submit("runs")
     world.submit("waits")
@@ -137,21 +118,17 @@ def test_another_priority_holds_from_its_time_on() -> None:
     assert world.started == ["runs", "later"]
 
 
-def test_a_worker_that_stops_hands_it_back() -> None:
-    world = ready()
+@pytest.mark.parametrize("way", ["the worker stops", "the partition goes elsewhere"])
+def test_another_worker_takes_it(way: str) -> None:
+    world = ready(inline=True)
     work = submit_later(world, "r", 10)
-    world.flow.stop_taking()
-    assert work.stage is Stage.DROPPED
-    assert (world.ended, world.committed()) == ([], 0)
-
-
-def test_a_partition_that_goes_elsewhere_takes_it_along() -> None:
-    world = ready()
-    work = submit_later(world, "r", 10)
-    world.flow.assigned({}, 2, fenced=False, now=world.now)
+    if way == "the worker stops":
+        world.flow.stop_taking()
+    else:
+        world.assigned(2, ())
     assert work.stage is Stage.DROPPED
     world.pass_time(20)
-    assert not world.started
+    assert (world.started, world.ended, world.committed()) == ([], [], 0)
     assert not world.flow.registry.scheduled.partitions()
 
 
@@ -159,8 +136,7 @@ def test_a_load_that_is_hopeless_now_does_not_end_it() -> None:
     world = World()
     work = submit_later(world, "later", 60)
     world.submit("now")
-    world.flow.replicas.load_failed("m", 0, InvalidRequest("never"), world.now)
-    world.pass_time(0.1)
+    world.load_failed(InvalidRequest("never"))
     assert dict(world.ended) == {"now": "failed"}
     assert work.stage is Stage.SCHEDULED
     world.pass_time(30)
@@ -170,7 +146,7 @@ def test_a_load_that_is_hopeless_now_does_not_end_it() -> None:
 
 
 def test_its_model_may_be_removed_and_come_back_before_its_time() -> None:
-    world = ready()
+    world = ready(inline=True)
     work = submit_later(world, "later", 60, model="m")
     world.flow.orders.configure({"other": ModelSpec(model="other")}, world.now)
     world.models.names = ("other",)
@@ -181,13 +157,12 @@ def test_its_model_may_be_removed_and_come_back_before_its_time() -> None:
     world.flow.orders.configure({"m": ModelSpec(model="m")}, world.now)
     world.models.names = ("m",)
     world.pass_time(0.6)
-    world.flow.replicas.up("m", 1, 1, None, world.now, inline=True)
-    world.settle()
+    world.up(slots=1, replica=1, inline=True)
     assert world.started == ["later"]
 
 
 def test_its_model_that_is_gone_for_good_is_told_after_its_time() -> None:
-    world = ready(model_absent_s=5.0)
+    world = ready(inline=True, model_absent_s=5.0)
     submit_later(world, "later", 60, model="m")
     world.flow.orders.configure({"other": ModelSpec(model="other")}, world.now)
     world.models.names = ("other",)
@@ -200,14 +175,11 @@ def test_its_model_that_is_gone_for_good_is_told_after_its_time() -> None:
 
 def test_it_is_written_again_before_it_holds_back_its_partition() -> None:
     """Republished to the end of its partition, it starts at its time all the same, once."""
-    world = ready(commit_span=32)
+    world = ready(inline=True, commit_span=32)
     work = submit_later(world, "later", 100, ttl_ms=200_000)
-    for number in range(16):
-        world.submit(f"r{number}")
-        world.finish(f"r{number}")
     world.hold_answers.add(ask.Republish)
-    world.pass_time(0.01)
-    (again,) = [effect for effect in world.asked if isinstance(effect, ask.Republish)]
+    fill(world)
+    (again,) = world.held(ask.Republish)
     assert (again.subject.request_id, again.partition, again.origin) == ("later", 0, work.first_place)
     assert again.subject.body is not None
     assert world.committed() == 0, "not before the copy is durable"
@@ -217,7 +189,6 @@ def test_it_is_written_again_before_it_holds_back_its_partition() -> None:
         ttl_ms=200_000,
         origin=Origin(topic=MEDIUM, partition=0, offset=0, append_time_ms=work.first_place.append_time_ms),
     )
-    assert copy is not None
     assert copy.stage is Stage.SCHEDULED
     world.release(ask.Republish)
     assert world.committed() == 17
@@ -229,27 +200,23 @@ def test_it_is_written_again_before_it_holds_back_its_partition() -> None:
 
 
 def test_one_that_is_written_again_may_still_be_cancelled() -> None:
-    world = ready(commit_span=32)
+    world = ready(inline=True, commit_span=32)
     world.hold_answers.add(ask.Fetch)
     submit_later(world, "later", 100)
-    for number in range(16):
-        world.submit(f"r{number}")
-        world.finish(f"r{number}")
-    world.pass_time(0.01)
+    fill(world)
     world.cancel("later")
     world.release(ask.Fetch)
     assert world.status_of("later") == "cancelled"
-    assert not [effect for effect in world.seen if isinstance(effect, ask.Republish)]
+    assert not world.effects(ask.Republish)
 
 
 def test_a_tenant_holds_a_share_of_a_partition_and_all_of_them_twice_as_much() -> None:
-    world = ready(commit_span=32)
+    world = ready(inline=True, commit_span=32)
     for number in range(2):
         submit_later(world, f"a{number}", 10, tenant="a")
     submit_later(world, "a", 10, tenant="a")
-    submit_later(world, "b", 10, tenant="b")
-    submit_later(world, "c", 10, tenant="c")
-    submit_later(world, "d", 10, tenant="d")
+    for tenant in "bcd":
+        submit_later(world, tenant, 10, tenant=tenant)
     assert world.ended == [("a", "failed"), ("d", "failed")]
     assert isinstance(error_of(world, "a"), Overloaded)
     assert isinstance(error_of(world, "d"), Overloaded)
@@ -267,7 +234,7 @@ def fill(world: World) -> None:
 
 
 def test_nobody_takes_the_place_of_one_that_is_written_again() -> None:
-    world = ready(commit_span=32)
+    world = ready(inline=True, commit_span=32)
     later = [submit_later(world, one, 100, tenant=one[0]) for one in ("a1", "a2", "b1", "b2")]
     world.hold_answers.add(ask.Republish)
     fill(world)
@@ -281,7 +248,6 @@ def test_nobody_takes_the_place_of_one_that_is_written_again() -> None:
             ttl_ms=200_000,
             origin=work.first_place,
         )
-        assert copy is not None
         assert copy.stage is Stage.SCHEDULED
     world.release(ask.Republish)
     assert [one for one, _ in world.ended if one in ("a1", "a2", "b1", "b2")] == []
@@ -291,7 +257,7 @@ def test_nobody_takes_the_place_of_one_that_is_written_again() -> None:
 
 
 def test_another_priority_does_not_strand_one_that_is_written_again() -> None:
-    world = ready(commit_span=32, intake_bytes=200_000)
+    world = ready(inline=True, commit_span=32, intake_bytes=200_000)
     work = submit_later(world, "later", 100, size=9_000)
     world.hold_answers.add(ask.Fetch)
     fill(world)
@@ -301,11 +267,11 @@ def test_another_priority_does_not_strand_one_that_is_written_again() -> None:
     world.reprioritize("later", 9)
     assert work.stage is Stage.FETCHING
     world.release(ask.Fetch)
-    assert [one.subject.request_id for one in world.seen if isinstance(one, ask.Republish)] == ["later"]
+    assert [one.subject.request_id for one in world.effects(ask.Republish)] == ["later"]
 
 
 def test_what_was_delivered_again_at_a_lower_offset_is_written_again_too() -> None:
-    scheduled = ready(commit_span=64).flow.registry.scheduled
+    scheduled = ready(inline=True, commit_span=64).flow.registry.scheduled
     works = [
         Work(key=("t", 0, offset), request_id="r", tenant="t", task="x", arrived_at=0.0, seq=offset, attempt=1,
              max_attempts=None, epoch=1, first_place=Origin(topic="t", partition=0, offset=offset, append_time_ms=0))
@@ -320,7 +286,7 @@ def test_what_was_delivered_again_at_a_lower_offset_is_written_again_too() -> No
 
 
 def test_many_that_are_due_at_once_do_not_come_in_one_tick() -> None:
-    world = ready()
+    world = ready(inline=True)
     for number in range(600):
         submit_later(world, f"r{number}", 10)
     world.pass_time(10)

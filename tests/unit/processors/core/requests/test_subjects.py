@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from flow_driver import MEDIUM, World
+from flow_driver import MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 
 
 def test_an_effect_keeps_what_was_so_when_it_was_asked_for() -> None:
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     work = world.submit("r", stream=True)
-    assert work is not None
     before = work.subject
     assert work.subject is before, "it is made once while nothing changes"
     work.attempt += 1
@@ -19,23 +17,21 @@ def test_an_effect_keeps_what_was_so_when_it_was_asked_for() -> None:
 
 
 def test_an_answer_for_a_request_that_was_let_go_of_does_not_end_the_next_one_at_its_place() -> None:
-    world = World()
-    world.up(inline=True)
+    world = ready(inline=True)
     world.hold_answers = {ask.Terminal}
     world.submit("r")
     world.finish("r")
     (old,) = world.asked
-    committed = dict.fromkeys(world.flow.gate.partitions(), (0, ""))
+    committed = dict.fromkeys(world.flow.commit.partitions(), (0, ""))
     let_go = world.flow.assigned(committed, 7, fenced=True, now=world.now)
     assert let_go == {old.subject.seq}
     new = world.submit("r", offset=0)
-    assert new is not None
     world.finish("r")
     assert new.stage.value == "publishing"
-    assert world.flow.durable.delivered(old.subject, "completed") is False
+    assert world.flow.published(old.subject, "completed") is False
     assert new.stage.value == "publishing"
     assert world.committed(MEDIUM) == 0
-    assert world.flow.durable.delivered(new.subject, "completed")
+    assert world.flow.published(new.subject, "completed")
     assert world.committed(MEDIUM) == 1
 
 
@@ -47,6 +43,4 @@ def test_a_parked_request_holds_no_bytes() -> None:
     parked = [work for work in world.flow.works.values() if work.stage.value == "parked"]
     assert parked
     assert all(work.subject.body is None for work in parked)
-    assert {one.subject.request_id for one in world.seen if isinstance(one, ask.Status)} >= {
-        work.request_id for work in parked
-    }
+    assert {one.subject.request_id for one in world.effects(ask.Status)} >= {work.request_id for work in parked}

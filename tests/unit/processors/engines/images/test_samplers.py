@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.processors.engines.images.samplers import SAMPLERS, Samplers
+from penstock.processors.engines.images.diffusion_pipelines import SAMPLERS, Samplers
 from penstock.schemas.errors import UnsupportedParameter
 
 KNOWN = Samplers(SimpleNamespace(compatibles=[type(kind, (), {}) for kind, _ in SAMPLERS.values()]))

@@ -13,6 +13,7 @@ import pytest
 from kit import engines as kit
 from kit.engines import Handler, Server, Sink, run, serving, sse, start
 from kit.records import outcome
+from penstock.cli.paths import free_port
 from penstock.processors.engines.base import Finished, RunFailed, RunSpec, TurnedAway, refuse_unsupported
 from penstock.processors.engines.remote.engine import RemoteEngine
 from penstock.processors.engines.remote.http import retry_after
@@ -356,7 +357,11 @@ async def test_refusals_shrink_the_limit_and_answers_let_it_grow_again() -> None
 
 
 async def test_a_server_that_does_not_answer_in_time_gets_less() -> None:
-    async with serving(Mock(side_effect=httpx.ReadTimeout("slow")), slots=8) as engine:
+    async def hang(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with serving(hang, slots=8, timeout_s=0.1) as engine:
         _, found = await run(engine, spec())
         assert (found.error.code, found.retryable_here, engine.limits().slots) == ("engine_failed", True, 5)
 
@@ -368,14 +373,52 @@ async def test_patience_ends_with_the_server_s_own_words() -> None:
     assert "quota used up" in found.error.message
 
 
+async def test_a_server_that_ends_the_connection_behind_a_stream_is_asked_on_another() -> None:
+    """As llama.cpp's does, though it has said `Keep-Alive: timeout=5`."""
+    connections = set[object]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if (connection := request.extensions["connection"]) in connections:
+            raise OSError
+        connections.add(connection)
+        return chat_answer("ok")
+
+    async with serving(answer) as engine:
+        found = [(await run(engine, spec(number)))[1] for number in range(3)]
+    assert [type(one) for one in found] == [Finished] * 3
+
+
 async def test_a_server_that_is_away_has_taken_nothing() -> None:
-    handler = Mock(side_effect=httpx.ConnectError("refused"))
-    async with serving(handler) as engine:
-        await turned_away(engine)
-    async with serving(handler, patience_s=0.1) as engine:
-        _, found = await run(engine, spec())
+    nobody = kit.Resolver(free_port())
+    engine = RemoteEngine("m", "http://server", {}, resolver=nobody)
+    await engine.start()
+    await turned_away(engine)
+    await engine.stop()
+    engine = RemoteEngine("m", "http://server", {"patience_s": 0.1}, resolver=nobody)
+    await engine.start()
+    _, found = await run(engine, spec())
+    await engine.stop()
     assert not isinstance(found.error, TurnedAway)
-    assert "cannot be reached" in found.error.message
+    assert found.error.message == "the server of m cannot be reached: Connection refused"  # callers see no address
+
+
+async def test_a_server_that_does_not_read_what_it_is_sent_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.processors.engines.remote.http.CONNECT_S", 0.1)
+    release = asyncio.Event()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.close()
+
+    listener = await asyncio.start_server(stall, "127.0.0.1", 0, limit=1)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    engine = RemoteEngine("m", url, {"timeout_s": 0.3, "window": 10_000_000})
+    await engine.start()
+    _, found = await run(engine, spec(messages=[{"role": "user", "content": "x" * (20 << 20)}]))
+    release.set()
+    listener.close()
+    await engine.stop()
+    assert (found.error.code, found.retryable_here, engine.limits().slots) == ("engine_failed", True, 5)
 
 
 async def test_the_budget_holds_runs_back_and_is_settled_by_what_they_used() -> None:
@@ -538,6 +581,12 @@ async def test_numbers_that_json_does_not_have_are_passed_on_as_text(text: str) 
     assert server.bodies()[0]["a"] == text
 
 
+async def test_a_user_in_the_url_beside_an_authorization_is_refused_at_the_start() -> None:
+    engine = RemoteEngine("m", "https://me:secret@server", {"headers": {"Authorization": "Bearer k"}})
+    with pytest.raises(InvalidRequest, match="remove one of them"):
+        await engine.start()
+
+
 @pytest.mark.parametrize("options", [{"api_key_env": "NOT_SET"}, {"headers": {"x-a": {"env": "NOT_SET"}}}])
 async def test_a_secret_that_is_not_set_is_said_at_the_start(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="NOT_SET"):
@@ -548,7 +597,7 @@ async def test_a_secret_that_is_not_set_is_said_at_the_start(options: dict[str, 
     ("value", "seconds"), [("7", 7.0), ("86400", 60.0), (formatdate(0, usegmt=True), 0.0), ("soon", None)]
 )
 def test_retry_after_in_both_forms(value: str, seconds: float | None) -> None:
-    assert retry_after(httpx.Response(429, headers={"retry-after": value})) == seconds
+    assert retry_after(Mock(headers={"retry-after": value})) == seconds
 
 
 # -- what a server may say, and what a sink may do: every run ends exactly once
@@ -563,7 +612,7 @@ async def test_half_a_surrogate_pair_is_replaced_and_two_halves_are_joined() -> 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 async def test_only_line_ends_of_the_protocol_part_a_stream(line_end: str) -> None:
-    """JSON may hold these characters as they are, and httpx takes them for ends of lines."""
+    """JSON may hold these characters as they are, and some libraries take them for ends of lines."""
     text = "a\u2028b\u2029c\u0085d"
     said = [{"choices": [{"delta": {"content": text}, "finish_reason": None}]}, ending()]
     body = "".join(f"data: {json.dumps(event, ensure_ascii=False)}{line_end * 2}" for event in said).encode()

@@ -164,9 +164,10 @@ async def test_an_engine_that_is_stopped_while_it_tries_the_server_has_not_start
         await engine.stop()
         raise httpx.ReadError("closed", request=request)
 
-    engine = RemoteEngine("m", "http://server", {"continue": "prefix"}, transport=httpx.MockTransport(hang))
-    with pytest.raises(EngineFailed, match="stopped while"):
-        await engine.start()
+    async with kit.listening(hang) as resolver:
+        engine = RemoteEngine("m", "http://server", {"continue": "prefix"}, resolver=resolver)
+        with pytest.raises(EngineFailed, match="stopped while"):
+            await engine.start()
     assert asking.is_set()
     assert engine.state is EngineState.STOPPED
     await engine.stop()

@@ -11,7 +11,7 @@ from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.remote.prefix import (
     BEGUN,
     QUESTION,
-    Delivered,
+    DeliveredText,
     Said,
     behind,
     can_go_on,
@@ -97,7 +97,7 @@ def test_the_forms() -> None:
 
 def test_tokens_are_counted_once() -> None:
     before = delivered("Once", 7, 11)
-    assert before == Delivered(text="Once", prompt_tokens=7, tokens=4)
+    assert before == DeliveredText(text="Once", prompt_tokens=7, tokens=4)
     usage = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14, "cached_tokens": 11}
     assert before.usage(usage) == {
         "prompt_tokens": 7,
@@ -110,12 +110,12 @@ def test_tokens_are_counted_once() -> None:
 
 @pytest.mark.parametrize(("most", "left"), [(10, 6), (5, 1), (4, None), (3, None)])
 def test_the_longest_answer_is_that_of_the_whole(most: int, left: int | None) -> None:
-    rest = Delivered(text="Once", prompt_tokens=7, tokens=4).left({"max_tokens": most, "n": 1})
+    rest = DeliveredText(text="Once", prompt_tokens=7, tokens=4).left({"max_tokens": most, "n": 1})
     assert rest == (None if left is None else {"max_tokens": left, "n": 1})
 
 
 def test_an_answer_without_a_limit_has_none_behind_the_prefix() -> None:
-    assert Delivered(text="Once", prompt_tokens=7, tokens=4).left({"n": 1}) == {"n": 1}
+    assert DeliveredText(text="Once", prompt_tokens=7, tokens=4).left({"n": 1}) == {"n": 1}
 
 
 @pytest.mark.parametrize(("prompt", "longer"), [(None, 9), (7, None), (7, 7), (9, 7)])
