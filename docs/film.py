@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
-SIZE = {"width": 1000, "height": 760}
+SIZE = {"width": 1180, "height": 880}
 SHOWN = ["state", "pipeline", "try"]
 """Sections in the film."""
 QUESTION = "Tell me the story of a river, from its spring to the sea."

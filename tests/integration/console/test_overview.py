@@ -232,6 +232,8 @@ def test_a_poison_record_is_told_and_whatever_it_holds_is_shown_as_text(
     page.get_by_role("radio", name="newest that failed").check()
     page.get_by_role("button", name=f"run {again} of default again").click(timeout=30_000)
     told(page, "1 request redriven")
+    assert page.get_by_role("link", name="poison", exact=True).count() == 1
+    assert page.get_by_role("button", name="run poison of default again").count() == 0, "it holds no request"
     own = f"{gateway.url}/v1/admin/dlq?request_id={again}"
     wait_until(lambda: httpx.get(own).json()["data"][0]["redriven_as"], 10, "its letter names the new request")
     page.get_by_role("textbox", name="Id").fill("poison")

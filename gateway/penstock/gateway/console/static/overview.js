@@ -75,6 +75,7 @@ function Pipeline({stats, workers, live, devices, history, range, waiting, tell}
   const sum = (numbers) => numbers.reduce((all, one) => all + one, 0);
   const queues = Object.entries(stats.queues).map(([name, one]) => ({name, ...one, stuck: Math.min(one.depth, stuck(waiting, name))}));
   const depth = sum(queues.map((one) => one.depth)), stand = sum(queues.map((one) => one.stuck));
+  const ends = Object.entries(history ? ended(history) : {});
   const all = (status) => `#/requests?${new URLSearchParams({tenant: "*", ...status && {status}})}`;
   return html`<div class="pipeline">
     <div><h3><a href=${listed()}>Topics: ${stats.rates.accepted_per_s.toFixed(1)} requests/s</a></h3>
@@ -90,9 +91,9 @@ function Pipeline({stats, workers, live, devices, history, range, waiting, tell}
     <p class="flow">${history && html`tokens ${rate(last(rates(history, history.completion_tokens)))}<br />images ${
       rate(last(rates(history, history.images ?? [])))}${history.step_s > 60 && html`<br />${newest(history)}`}`}</p>
     <div><h3><a href=${all()}>Results: ${stats.rates.ended_per_s.toFixed(1)} requests/s</a></h3>
-      ${Object.entries(history ? ended(history) : {}).map(([name, number]) => html`<p class="row"><a href=${all(name)}>${words(name)}</a>
+      ${ends.map(([name, number]) => html`<p class="row"><a href=${all(name)}>${words(name)}</a>
         <span class=${`figure ${name === "completed" ? "" : "warn"}`}>${count(number)}</span></p>`)}
-      <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected. Ended in the last ${range}</p></div>
+      <p class="faint">${count(stats.inflight)} under way, ${times(stats.clients.connected, "client")} connected. ${ends.length ? "Ended" : "Nothing ended"} in the last ${range}</p></div>
   </div>`;
 }
 

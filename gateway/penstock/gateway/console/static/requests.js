@@ -70,8 +70,8 @@ function Filters({filters, may}) {
 
 const NEWEST = {newest: "", "newest that failed": "unsuccessful"};
 
-/** Runs a dead letter of any tenant again. */
-export const Again = ({one, tell}) => one.status === "dead_lettered" && html`<${Act} label="run again" about=${`run ${one.request_id} of ${one.tenant} again`}
+/** Runs a dead letter of any tenant again. One that was refused as invalid holds no request. */
+export const Again = ({one, tell}) => one.status === "dead_lettered" && one.error?.type !== "invalid_request_error" && html`<${Act} label="run again" about=${`run ${one.request_id} of ${one.tenant} again`}
   path="/v1/admin/dlq/redrive" body=${{filter: {request_id: one.request_id, tenant: one.tenant}}} tell=${tell} confirm=${`Run ${one.request_id} again?`} />`;
 
 /** The newest on the first screen, for operators those of all tenants, with what redrives a dead letter. */
