@@ -454,6 +454,16 @@ def test_what_is_moved_to_a_pool_counts_there(gateway: Gateway, runs_first: bool
     assert gateway.view.census.running == {("m", "gpu"): 1}
 
 
+@pytest.mark.parametrize(("names", "counts_in"), [(None, "gpu"), ("other", "other")])
+def test_a_request_put_on_the_topic_of_a_pool_counts_there(gateway: Gateway, names: str | None, counts_in: str) -> None:
+    in_pool = (NAMES.request("text_generation", 5, "gpu"), 0)
+    gateway.read(in_pool, replace(REQUEST, pool=names))
+    gateway.read(STATUSES, status("running", model="m", origin=replace(ORIGIN, topic=in_pool[0])))
+    assert gateway.view.census.running == {("m", counts_in): 1}
+    gateway.reopen()
+    assert gateway.found().pool == counts_in
+
+
 def test_lists_hear_that_the_first_piece_of_text_is_of_another_record_of_the_id(gateway: Gateway) -> None:
     gateway.read(REQUESTS, request(user_id="ann"))
     gateway.read(HIGH, request(user_id="bob"))

@@ -16,7 +16,7 @@ from penstock.schemas.lifetimes import deadline_of, waits_from
 from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, ResultEvent, StatusEvent
 from penstock.schemas.requests import content_hash
-from penstock.schemas.topics import partition_for
+from penstock.schemas.topics import partition_for, pool_of_topic
 
 Key = tuple[str, str]
 """(tenant, request_id)"""
@@ -299,7 +299,7 @@ class RequestState:
             if not self.lacks_outcome:
                 self.model = None if event is None else event.model
         if is_other or self.moved_to is None:  # else it is in the pool that it was moved to
-            self.pool = request.pool
+            self.pool = request.pool or (None if origin is None else pool_of_topic(origin.topic))
         self.model = self.model or request.model
         self.conversation_id, self.stream = request.conversation_id, request.stream
         self.redriven_from, self.labels = request.redriven_from, labels_of(request)
