@@ -37,7 +37,7 @@ class Validity(NamedTuple):
 class Certificates:
     """By setting, the certificates that a process has read at its start; a collector for Prometheus too.
 
-    Key stores and folders are left out: only PEM is read.
+    Key stores are left out: only PEM is read.
     """
 
     def __init__(self, kafka: KafkaSettings, registry: RegistryAccess | None) -> None:
@@ -83,11 +83,17 @@ def _of_pem(text: str) -> Validity | None:
         return certificate_validity(Path(file.name))
 
 
-def _of_authorities(*, cafile: str | None = None, cadata: str | None = None) -> Validity | None:
+def _of_authorities(place: str) -> Validity | None:
+    """Of a PEM file, or of those in a folder."""
+    files = [one for one in Path(place).iterdir() if one.is_file()] if Path(place).is_dir() else [Path(place)]
+    return _of_bundle("\n".join(one.read_text(errors="replace") for one in files))
+
+
+def _of_bundle(text: str) -> Validity | None:
     """Of the certificate that expires last: until then one of a bundle is good."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(OSError, ValueError):
-        context.load_verify_locations(cafile=cafile, cadata=cadata)
+        context.load_verify_locations(cadata="\n".join(_CERTIFICATE.findall(text)))
     found = cast("list[Mapping[str, str]]", context.get_ca_certs())
     return max(map(_validity, found), key=lambda one: one.ends_s, default=None)
 
@@ -98,8 +104,8 @@ def _validity(decoded: Mapping[str, str]) -> Validity:
 
 
 _READERS: Mapping[str, Callable[[str], Validity | None]] = {
-    "ssl.ca.location": lambda path: _of_authorities(cafile=path),
-    "ssl.ca.pem": lambda text: _of_authorities(cadata="\n".join(_CERTIFICATE.findall(text))),
+    "ssl.ca.location": _of_authorities,
+    "ssl.ca.pem": _of_bundle,
     "ssl.certificate.location": lambda path: certificate_validity(Path(path)),
     "ssl.certificate.pem": _of_pem,
 }

@@ -56,7 +56,13 @@ def test_files_and_texts_of_kafka_and_the_registry_count(tmp_path: Path) -> None
     texts = {"ssl_ca_pem": authority, "ssl_certificate_pem": soon.key.read_text() + soon.certificate.read_text()}
     assert expiring(None, **texts) == {"ca.pem": 1.0, "certificate.pem": 3.0}
     assert expiring(ssl_ca_pem="société", ssl_certificate_pem="none", ssl_certificate_location="\0") == {}
-    for unread in (broken, tmp_path, tmp_path / "none.pem"):
+    (folder := tmp_path / "authorities").mkdir()
+    (folder / "readme.txt").write_bytes(b"\xff no certificate")
+    assert expiring(ssl_ca_location=folder) == {}
+    (folder / "0a1b2c3d.0").symlink_to(old.certificate)
+    assert expiring(ssl_ca_location=folder) == {"ca.location": 1.0}, "librdkafka takes a folder too"
+    (folder / "new.pem").write_bytes(new.certificate.read_bytes())
+    for unread in (broken, folder, tmp_path / "none.pem"):
         assert expiring(ssl_ca_location=unread, ssl_certificate_location=unread) == {}
     access = RegistryAccess(
         url="https://registry", ca_location=str(old.certificate), certificate_location=str(soon.certificate)
