@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboards into deploy/grafana: `python deploy/dashboards.py`. Tests hold them against it.
+"""Writes the Grafana dashboards into the chart: `python deploy/dashboards.py`. Tests hold them against it.
 
 Counters and histograms of gateways count every outcome at each gateway, so queries take the maximum over the gateways
 of an installation and add up installations, or take quantiles, which are the same at each. `penstock_streams` is of
@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER = Path(__file__).parent / "grafana"
+FOLDER = Path(__file__).parent / "helm" / "penstock" / "files" / "grafana"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS, HEIGHT = 24, 8
 GATEWAYS, WORKERS = " and on (instance) penstock_streams", " and on (instance) penstock_running"

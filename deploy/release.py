@@ -24,6 +24,7 @@ CHART = "deploy/helm/penstock/Chart.yaml"
 PLACES = {"pyproject.toml": r'(?m)^version = "(.*)"$', CHART: r'(?m)^appVersion: "(.*)"$'}
 """By file: what matches its line with the version. Everything else reads that of the installed package."""
 IMAGES = ("slim", "worker")
+BILL_TRIES = 3
 
 
 class Refused(Exception):
@@ -129,7 +130,11 @@ def build_image(target: str, version: str) -> None:
         words = [f"--label=org.opencontainers.image.{name}={value}" for name, value in labels.items()]
         run("buildah", *storage, "config", *words, container)
         run("buildah", *storage, "commit", "--quiet", "--format", "docker", container, tag)
-        bill = run("buildah", *storage, "run", container, "cat", "/app/sbom.json")  # an ordinary user may not mount it
+        # An ordinary user may not mount it. `buildah run` can end before it has passed on what the command wrote.
+        read = ("buildah", *storage, "run", container, "cat", "/app/sbom.json")
+        bill = next((found for _ in range(BILL_TRIES) if (found := run(*read))), None)
+        if bill is None:
+            raise Refused(f"buildah gave an empty bill of materials of {tag}, {BILL_TRIES} times")
         (DIST / f"penstock-{version}-{target}.sbom.json").write_text(bill)
     finally:
         run("buildah", *storage, "rm", container)

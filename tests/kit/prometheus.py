@@ -1,6 +1,6 @@
 """A real Prometheus that scrapes processes of a test, with the labels that they would have in Kubernetes.
 
-Its alerts are those of `deploy/prometheus`, each after a thirtieth of its `for`.
+Its alerts are those of `deploy/helm/penstock/files/alerts.yml`, each after a thirtieth of its `for`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stock_clients import tool
 from support import wait_until
 
 SCRAPES_MS = 1_000
-RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
+RULES = Path(__file__).parents[2] / "deploy" / "helm" / "penstock" / "files" / "alerts.yml"
 FASTER = 30
 STATES = ("firing",), ("firing", "pending")
 FIRES_S = 45.0
@@ -112,7 +112,9 @@ def _faster_rules(folder: Path) -> Path:
         return f"for: {int(found[1]) * {'s': 1, 'm': 60, 'h': 3600}[found[2]] * 1000 // FASTER}ms"
 
     path = folder / "alerts.yml"
-    path.write_text(re.sub(r"for: (\d+)([smh])$", shorter, RULES.read_text(), flags=re.MULTILINE))
+    rules, changed = re.subn(r"for: (\d+)([smh])$", shorter, RULES.read_text(), flags=re.MULTILINE)
+    assert changed == rules.count(" for: "), "each alert waits shorter"
+    path.write_text(rules)
     return path
 
 

@@ -257,4 +257,4 @@ def test_alerts_and_dashboards_are_offered_and_lead_to_the_runbook() -> None:
     assert rules["spec"] == yaml.safe_load(text)
     boards = of_kind(found, "ConfigMap")["dashboards"]
     assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert boards["data"] == {path.name: path.read_text() for path in (RULES.parents[1] / "grafana").glob("*.json")}
+    assert boards["data"] == {path.name: path.read_text() for path in (RULES.parent / "grafana").glob("*.json")}

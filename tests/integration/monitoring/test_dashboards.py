@@ -22,7 +22,7 @@ from worker_requests import send
 
 pytestmark = pytest.mark.slow
 
-FOLDER = RULES.parents[1] / "grafana"
+FOLDER = RULES.parent / "grafana"
 NAMES = ("devices", "queues", "service", "tenants")
 UNITS = {"none", "reqps", "s", "bytes", "percentunit"}
 DATA_S = 60.0

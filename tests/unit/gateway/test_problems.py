@@ -125,6 +125,12 @@ TELLS = [
         affects="no bridge reads the queues",
     ),
     tells(
+        "bridge_unwell",
+        seen(gateways=[heard("bridge-h-2", status="degraded", reason="limits do not arrive")]),
+        cause="limits do not arrive",
+        affects="its work continues, as the cause says",
+    ),
+    tells(
         "webhooks_late",
         seen(gateways=[heard("webhooks-h-1", oldest_waiting_at=NOW - 14 * 60_000)]),
         cause="the oldest webhook that waits is 14 min old: its receiver does not take it",

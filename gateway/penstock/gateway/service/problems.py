@@ -393,11 +393,12 @@ def _gateways(seen: Seen) -> Iterator[Found]:
                 action=Action(label="start it again", command=f"penstock {one.kind}"),
                 since_ms=one.reported_at,
             )
-        elif one.status == "unavailable":
+        elif one.status == "unavailable" or (one.status == "degraded" and one.kind != "gateway"):
+            # Of a degraded gateway each reason is a problem of its own.
             yield Found(
                 problem=unwell,
                 subject=one.id,
-                affects=affects,
+                affects=affects if one.status == "unavailable" else "its work continues, as the cause says",
                 cause=one.reason or "it gives no reason",
                 action=Action(label="look at its log", command=f"penstock logs {one.kind}"),
                 settles_ms=SETTLES_MS,
