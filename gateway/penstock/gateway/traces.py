@@ -105,7 +105,7 @@ def derived_context(*parts: str) -> SpanContext:
 
 def end_batch(tenant: str, batch_id: str, endpoint: str, began_ms: int, attributes: Attributes) -> None:
     """A batch is over: its span is the one that its requests are linked to."""
-    attributes = {names.TENANT: tenant, "penstock.batch_id": batch_id, **attributes}
+    attributes = {names.TENANT: tenant, **attributes}
     _end_root(f"batch {endpoint}", derived_context(tenant, batch_id), began_ms * 1_000_000, attributes)
 
 

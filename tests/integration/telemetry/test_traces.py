@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from websockets.sync.client import connect
 
 from breakable_server import remote, serving
+from kit.batches import CHAT, Batches, line
 from kit.collector import Collector, Seen, collecting
 from kit.http_server import Call, serving_http
 from kit.waterfall import draw
@@ -375,6 +376,31 @@ def test_a_turn_is_linked_to_the_turn_before(system: System, collector: Collecto
     assert (first.links, second.links) == ({}, {"turn_after": first.id})
     assert second.span.links[0].trace_id == first.span.trace_id
     assert second.attributes["gen_ai.conversation.id"] == "linked"
+
+
+def test_the_lines_of_a_batch_are_linked_to_its_span(system: System, collector: Collector) -> None:
+    batches = Batches.at(system.process("g"))
+    ended = batches.wait(batches.begin([line(0), line(1)]))
+    assert ended.status == "completed"
+
+    def of_batch() -> list[Seen]:
+        return [one for one in list(collector.seen) if one.attributes.get("penstock.batch_id") == ended.id]
+
+    wait_until(lambda: len(of_batch()) == 1, 30, lambda: f"spans of the batch: {of_batch()}")
+    (batch,) = of_batch()
+    assert (batch.name, batch.span.parent_span_id) == (f"batch {CHAT}", b"")
+    assert {name: batch.attributes[f"penstock.{name}"] for name in ("status", "lines", "tenant")} == {
+        "status": "completed",
+        "lines": 2,
+        "tenant": "default",
+    }
+    sent = [one for one in list(collector.seen) if one.links.get("batch") == batch.id]
+    assert len({one.span.trace_id for one in sent}) == 2, "each line is a trace of its own"
+    process = f"process {system.names.request('text_generation', 8, None)}"
+    for one in sent:
+        assert one.span.links[0].trace_id == batch.span.trace_id
+        spans = collector.wait_for(one.span.trace_id.hex(), process, "chat noop")
+        assert named(spans, process).span.parent_span_id == one.id
 
 
 @pytest.mark.slow

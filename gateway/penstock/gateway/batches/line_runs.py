@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from penstock.common.clock import now_ms
 from penstock.gateway.batches.checking import parse_line
-from penstock.gateway.batches.records import NOT_RUN, Batch, Counts, Stop
+from penstock.gateway.batches.records import NOT_RUN, Batch, Counts, Stop, batch_name
 from penstock.gateway.edge.errors import FinalFailure
 from penstock.gateway.edge.validation import validated
 from penstock.gateway.limits.allowances import Allowances
@@ -340,7 +340,7 @@ class LineRuns:
         else:
             if not isinstance(error, PenstockError):  # failing the batch for it would fail it again whenever it is run
                 text = "batch.line_failed batch=%s line=%d"
-                logger.error(text, self._batch.batch_id, run.line.number, exc_info=error)
+                logger.error(text, batch_name(self._batch.batch_id), run.line.number, exc_info=error)
                 error = InternalError("the line could not be run")
             response = _response(error.http_status, request_id, error_body(error, request_id))
         self._end(run, LineEnd(False, _encoded(run.asked, request_id, response, told), Counts(failed=1)))

@@ -14,7 +14,7 @@ from penstock.common.clock import now_ms
 from penstock.common.tasks import end_all, set_within
 from penstock.gateway.batches.keeping import BatchStore, Key, Lease
 from penstock.gateway.batches.leases import Leases
-from penstock.gateway.batches.records import WINDOW_S, Batch
+from penstock.gateway.batches.records import WINDOW_S, Batch, batch_name
 from penstock.gateway.batches.running import BatchRun, LeaseLost
 from penstock.gateway.context import GatewayContext
 from penstock.gateway.limits.callers import Caller
@@ -122,7 +122,7 @@ class BatchRunner:
             self._again_at[key] = time.monotonic() + AGAIN_S
             if isinstance(error, PenstockError):
                 raise
-            logger.exception("batch.not_taken batch=%s", key[1])
+            logger.exception("batch.not_taken batch=%s", batch_name(key[1]))
 
     async def _take(self, key: Key) -> None:
         lease = await asyncio.to_thread(self._keeping.lease, key)
@@ -147,7 +147,7 @@ class BatchRunner:
             self._budget,
             lambda end: self._context.metrics.on_batch_line(completed=end.completed),
         )
-        logger.info("batch.taken batch=%s lease=%d", batch.batch_id, number)
+        logger.info("batch.taken batch=%s lease=%d", batch_name(batch.batch_id), number)
         self._tasks[key] = asyncio.create_task(self._run(key, run), name=f"batch-{batch.batch_id}")
 
     async def _forget_unmade(self, key: Key) -> None:
@@ -175,13 +175,13 @@ class BatchRunner:
         try:
             await run.run()
         except LeaseLost:
-            logger.warning("batch.lease_lost batch=%s", key[1])
+            logger.warning("batch.lease_lost batch=%s", batch_name(key[1]))
         except Exception as error:
             self._again_at[key] = time.monotonic() + AGAIN_S
             if isinstance(error, PenstockError | OSError):
-                logger.warning("batch.run_failed batch=%s reason=%s", key[1], error)
+                logger.warning("batch.run_failed batch=%s reason=%s", batch_name(key[1]), error)
             else:
-                logger.exception("batch.run_failed batch=%s", key[1])
+                logger.exception("batch.run_failed batch=%s", batch_name(key[1]))
             await self._let_go(run)
         finally:
             self._runs.pop(key, None)

@@ -23,7 +23,7 @@ from penstock.gateway.batches.checking import Checking, Part
 from penstock.gateway.batches.keeping import BatchStore, Lease
 from penstock.gateway.batches.leases import BEAT_S
 from penstock.gateway.batches.line_runs import LineEnd, LineRuns, is_for_now
-from penstock.gateway.batches.records import Batch, Counts, Stop
+from penstock.gateway.batches.records import Batch, Counts, Stop, batch_name
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.limits.callers import Caller
 from penstock.gateway.routes.line_reader import Line, LineReader
@@ -162,9 +162,10 @@ class BatchRun:
         if not self.batch.is_final:
             self.batch = self.batch.ended(self._stop, _now_s())
         await self._stored(lambda: self._keeping.end(self.batch))
-        facts: Attributes = {STATUS: self.batch.status, "penstock.lines": self.batch.total}
+        status, lines, name = self.batch.status, self.batch.total, batch_name(self.batch.batch_id)
+        facts: Attributes = {"penstock.batch_id": name, STATUS: status, "penstock.lines": lines}
         end_batch(*self.batch.key, self.batch.endpoint, self.batch.created_ms, facts)
-        logger.info("batch.ended batch=%s status=%s lines=%d", self.batch.batch_id, self.batch.status, self.batch.total)
+        logger.info("batch.ended batch=%s status=%s lines=%d", name, status, lines)
 
     # -- the input
 
@@ -306,7 +307,7 @@ class BatchRun:
                 filename=f"{batch.batch_id}_{kind}.jsonl",
                 max_bytes=2**63,
             )
-            logger.info("batch.file batch=%s kind=%s bytes=%d", batch.batch_id, kind, kept.size_bytes)
+            logger.info("batch.file batch=%s kind=%s bytes=%d", batch_name(batch.batch_id), kind, kept.size_bytes)
 
         await _patiently(write)
         return file_id
@@ -325,7 +326,7 @@ class BatchRun:
             try:
                 await self._look()
             except PenstockError as error:
-                logger.warning("batch.beat_failed batch=%s reason=%s", self.batch.batch_id, error)
+                logger.warning("batch.beat_failed batch=%s reason=%s", batch_name(self.batch.batch_id), error)
 
     async def _look(self) -> None:
         """Raises LeaseLost, StoreUnavailable."""
@@ -382,7 +383,7 @@ class BatchRun:
                     control, tenant = self._service.control, self.batch.tenant
                     done = await control.abandon_some(tenant, flying, "its batch was cancelled")
             except PenstockError as error:
-                logger.warning("batch.not_cancelled batch=%s reason=%s", self.batch.batch_id, error)
+                logger.warning("batch.not_cancelled batch=%s reason=%s", batch_name(self.batch.batch_id), error)
             self._commanded.update(done)
             if not done:
                 await asyncio.sleep(END_S)

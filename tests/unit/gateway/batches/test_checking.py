@@ -196,7 +196,7 @@ async def ended(
     service: Any, bodies: Sequence[dict[str, Any]], stop: Stop | None = None, *, resumed: bool = False
 ) -> dict[int, LineEnd]:
     """The end of each line, by its number."""
-    made = new_batch(batch_id="b", endpoint="/v1/responses")
+    made = new_batch(endpoint="/v1/responses")
     runs = LineRuns(made, service, Allowances(), lambda: Caller(tenant="default"), lambda: stop, resumed=resumed)
     asked = {"method": "POST", "url": made.endpoint}
     lines = [
