@@ -142,6 +142,7 @@ def test_parts_hold_all_lines_and_can_be_read_alone(
 # -- lines with unforeseen content or failures
 
 
+BATCH = "b" * 32
 HI = {"input": "hi"}
 
 
@@ -196,7 +197,7 @@ async def ended(
     service: Any, bodies: Sequence[dict[str, Any]], stop: Stop | None = None, *, resumed: bool = False
 ) -> dict[int, LineEnd]:
     """The end of each line, by its number."""
-    made = new_batch(endpoint="/v1/responses")
+    made = new_batch(batch_id=BATCH, endpoint="/v1/responses")
     runs = LineRuns(made, service, Allowances(), lambda: Caller(tenant="default"), lambda: stop, resumed=resumed)
     asked = {"method": "POST", "url": made.endpoint}
     lines = [
