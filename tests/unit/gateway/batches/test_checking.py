@@ -259,9 +259,9 @@ async def test_what_is_refused_for_now_is_submitted_later_and_once() -> None:
 @pytest.mark.parametrize("stop", [None, Stop.CANCELLED])
 async def test_whoever_takes_a_batch_over_submits_only_what_is_not_there(stop: Stop | None) -> None:
     service = Service()
-    first = idempotent_request_id("default", "batch/b/0")
+    first = idempotent_request_id("default", f"batch/{BATCH}/0")
     service.submitted.append([first])
     ends = await ended(service, [HI, HI], stop, resumed=True)
     assert (ends[0].completed, ends[1].completed) == (True, stop is None)
     sent = [one for together in service.submitted[1:] for one in together]
-    assert sent == ([] if stop else [idempotent_request_id("default", "batch/b/1")])
+    assert sent == ([] if stop else [idempotent_request_id("default", f"batch/{BATCH}/1")])
