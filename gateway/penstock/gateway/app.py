@@ -193,6 +193,8 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         with suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_FIRST_S):
                 await _until_caught_up(context)
+        if context.problems is not None:
+            context.problems.look()  # the first client is not told what it was before
     try:
         yield
     finally:
