@@ -38,7 +38,7 @@ def dashboard(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def generated(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "deploy"))
     from dashboards import files  # type: ignore[import-not-found]
 
     return files()
