@@ -39,6 +39,8 @@ ONLY_BY_PROMTOOL = {
     "AuthFailures": "it needs five calls a second for a minute",
 }
 """Alerts that no fault here fires, and why; test_rules.py holds them."""
+CALLS = 'penstock_http_requests_total{route="/v1/stats",status="%d",pod="g2"}'
+"""Of the gateway that starts later."""
 DRILLS = Path(__file__).parents[1] / "console" / "test_drills.py"
 
 
@@ -188,11 +190,12 @@ def test_a_gateway_refuses_calls(system: System, alerts: Prometheus, later_gatew
         assert stream.status_code == 200
         assert answers(1) == {503}
         # An increase is seen only behind a first sample.
-        wait_until(lambda: alerts.samples('penstock_http_requests_total{status="503"}'), 20, full.tail)
+        wait_until(lambda: alerts.samples(CALLS % 503), 20, full.tail)
         assert answers(30) == {503}
         alerts.fires("ServerErrors")
     HOLD.unlink()
     wait_until(lambda: answers(1) == {200}, 20, full.tail)
+    wait_until(lambda: alerts.samples(CALLS % 200), 20, full.tail)
     assert answers(800) == {200}
     alerts.fires()
     assert full.stop() == 0
