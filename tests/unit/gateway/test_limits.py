@@ -144,6 +144,7 @@ ALL = Limits(models=("a",), pools=("p",), max_priority=4, max_vram_bytes=9)
         (Limits(models=("a",)), {}, None, "model"),
         (Limits(pools=("p",)), {"pool": "q"}, None, "pool"),
         (Limits(max_priority=4), {"priority": 3}, None, "priority"),
+        (Limits(max_priority=4), {"priority": 4}, None, None),
         (Limits(max_vram_bytes=9), {"requirements": Requirements(vram_bytes=10)}, None, "requirements.vram_bytes"),
         (Limits(max_cpu_memory_bytes=9), {"requirements": Requirements(cpu_memory_bytes=10)}, None, CPU_MEMORY),
         (ALL, {"model": "a", "pool": "p", "requirements": Requirements(vram_bytes=9)}, None, None),

@@ -106,10 +106,9 @@ class KeyRecord:
         if not 0 <= grace_s <= MOST_GRACE_S:
             raise ValueError(f"grace_s must be 0 to {MOST_GRACE_S}")
         secret = _new_secret(self.key_id)
-        still = tuple(one for one in self.former if one.until > now_s)
-        if grace_s:
-            still += (FormerSecret(digest=self.digest, until=round(now_s + grace_s)),)
-        return dataclasses.replace(self, digest=digest_of(secret), former=still if grace_s else ()), secret
+        last = FormerSecret(digest=self.digest, until=round(now_s + grace_s))
+        former = (*(one for one in self.former if one.until > now_s), last) if grace_s else ()
+        return dataclasses.replace(self, digest=digest_of(secret), former=former), secret
 
     def changed(self, fields: Mapping[str, Any]) -> KeyRecord:
         """The key with other rights: the `fields` of the entry that KeyRights has. Raises ValueError."""
