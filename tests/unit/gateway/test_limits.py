@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,17 @@ def test_tokens_are_charged_when_requests_end_at_any_gateway() -> None:
     tenants.on_tokens("other", 10**9, 100_000)
     assert tenants.tokens("other", 100.0) is None
     assert tenants.of("t").outcomes == {"completed": 1}
+
+
+def test_a_tenant_without_tokens_or_conversations_left_may_not_ask() -> None:
+    allowances = Allowances(defaults=Limits(tokens_per_minute=60, conversations=1))
+    allowances.tenants.on_conversations("default", {"a"}, 0.0)
+    with refused(TenantLimit, param="conversation_id", retry_after_s=60):
+        allowances.check(Caller(), request(conversation_id="b"), None)
+    allowances.check(Caller(), request(conversation_id="a"), None)
+    allowances.tenants.on_tokens("default", 1_200, int(time.time() * 1000))
+    with refused(TenantLimit, match="60 tokens per minute"):
+        allowances.check(Caller(), request(), None)
 
 
 def test_conversations_that_exist_and_those_just_named_count() -> None:
