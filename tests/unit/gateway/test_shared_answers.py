@@ -115,20 +115,6 @@ async def test_a_caller_that_goes_takes_the_answer_from_nobody(route: Route) -> 
     assert (await stays).body == b"1"
 
 
-async def test_what_is_held_is_given_and_nothing_is_made_for_it(route: Route) -> None:
-    fresh, caller = asking(cache_control="max-age=1"), Caller(tenant="all")
-    assert await route.shared.held(fresh, caller) is None
-    await route.ask()
-    held = await route.shared.held(fresh, caller)
-    assert held is not None
-    assert held.body == b"1"
-    assert await route.shared.held(asking(), caller) is None
-    assert await route.shared.held(fresh, Caller(tenant="other")) is None
-    route.now_s = 1.0
-    assert await route.shared.held(fresh, caller) is None
-    assert route.made == 1
-
-
 async def test_what_takes_long_is_made_once(route: Route) -> None:
     first = asyncio.ensure_future(route.ask())
     await asyncio.sleep(0)
