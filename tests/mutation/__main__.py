@@ -203,7 +203,8 @@ class Run:
         for item, following in zip(items, [*items[1:], None], strict=True):
             self._current, started, failed = item.nodeid, time.monotonic(), item.session.testsfailed
             vars(item)["repr_failure"] = str  # tracebacks take longer than most tests
-            signal.setitimer(signal.ITIMER_REAL, 3 + 4 * self._seconds.get(item.nodeid, 60))
+            # Repeated, for a test whose teardown does not end either.
+            signal.setitimer(signal.ITIMER_REAL, 3 + 4 * self._seconds.get(item.nodeid, 60), 3)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._failed += [item.nodeid] * (item.session.testsfailed > failed)
