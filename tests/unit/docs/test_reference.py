@@ -143,6 +143,18 @@ def test_topics(reference: dict[str, Page]) -> None:
         days = int(spec.config.get("retention.ms", 0)) // 86_400_000
         assert (spec.partitions, spec.config["cleanup.policy"]) == (64 if partitions == "N" else 1, cleanup)
         assert kept == (f"{days} day{'s' if days > 1 else ''}" if days else "for good")
+        segments = re.search(r"segments of (\d+) (min|h)", rows[spec.name][2])
+        minutes = int(segments[1]) * {"min": 1, "h": 60}[segments[2]] if segments else 0
+        assert int(spec.config.get("segment.ms", 0)) == minutes * 60_000
+
+
+def test_topics_that_are_flushed(reference: dict[str, Page], pages: list[Page]) -> None:
+    specs = topic_specs(TopicNames(), durability="fsync", shared_conversations=True)
+    unflushed = {spec.name for spec in specs if "flush.messages" not in spec.config}
+    runbook = next(page for page in pages if page.name.endswith("runbook.md"))
+    for page in (reference["topics.md"], runbook):
+        (names,) = re.findall(r"all topics but ((?:(?:, | and )?`inference\.\w+`)+)", page.text)
+        assert set(re.findall(r"`(.+?)`", names)) == unflushed, page.name
 
 
 def test_keys_of_request_topics(reference: dict[str, Page]) -> None:
