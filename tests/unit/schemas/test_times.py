@@ -36,6 +36,11 @@ def test_what_is_written_is_read(ms: int) -> None:
     assert text is None or time_ms(text, "since") == ms
 
 
+@pytest.mark.parametrize("text", ["1700000000.123", "2023-11-14T22:13:20.123Z", "2023-11-15T00:13:20.123+02:00"])
+def test_unix_seconds_and_any_offset_are_read(text: str) -> None:
+    assert time_ms(text, "since") == 1_700_000_000_123
+
+
 @pytest.mark.parametrize(
     "text", ["", "x", "9" * 12, "9" * 400, "1e5", "-1", "2023-11-14", "2023-11-14T22:13:20", "1.2.3"]
 )
