@@ -193,8 +193,9 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         with suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_FIRST_S):
                 await _until_caught_up(context)
-        if context.problems is not None:
-            context.problems.look()  # the first client is not told what it was before
+                if context.problems is not None:  # the first client is told all that is known, and nothing of before
+                    await context.problems.read()
+                    context.problems.look()
     try:
         yield
     finally:
