@@ -56,7 +56,7 @@ def test_the_charts_show_what_the_history_knows_and_say_it_in_words(gateway: Pro
     told(page, "4 accepted in the last 1 h")
     told(page, "At most, p95 of the wait was")
     told(page, "of the first token")
-    told(page, "high 0 now, at most 0; medium 0 now")
+    told(page, "high 0 in the last minute, at most 0; medium 0 in the last minute")
     told(page, "generated in the last 1 h")
     told(page, "of 4 slots")
     told(page, "Memory of sim0")
@@ -67,7 +67,7 @@ def test_the_charts_show_what_the_history_knows_and_say_it_in_words(gateway: Pro
     assert lines(page) == [True] * page.locator("figure").count()
     page.locator(".u-over").first.hover()
     legend = page.locator(".keys").first
-    wait_until(lambda: "now" not in legend.inner_text(), 10, "the legend shows what is under the pointer")
+    wait_until(lambda: "in the last minute" not in legend.inner_text(), 10, "the legend shows what is under the pointer")
     page.get_by_role("radio", name="1 h").focus()
     page.keyboard.press("ArrowRight")
     told(page, "4 accepted in the last 6 h")

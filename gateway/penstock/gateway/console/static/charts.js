@@ -29,7 +29,7 @@ const day = (s) => new Date(s * 1000).toLocaleDateString("en", {day: "numeric", 
 const in_gib = (list) => list.map((bytes) => bytes === null ? null : bytes / 2 ** 30);
 
 /** What the newest figures are of: a step holds the most of its time. */
-export const newest = ({step_s}) => step_s > 60 ? `in the last ${duration(step_s)}` : "now";
+export const newest = ({step_s}) => `in the last ${step_s > 60 ? duration(step_s) : "minute"}`;
 
 /** How many ended in the whole range, by status. */
 export const ended = (history) => Object.fromEntries(Object.entries(history.ended).map(([status, list]) => [status, sum(list)]));
