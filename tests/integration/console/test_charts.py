@@ -67,7 +67,7 @@ def test_the_charts_show_what_the_history_knows_and_say_it_in_words(gateway: Pro
     assert lines(page) == [True] * page.locator("figure").count()
     page.locator(".u-over").first.hover()
     legend = page.locator(".keys").first
-    wait_until(lambda: "in the last minute" not in legend.inner_text(), 10, "the legend shows what is under the pointer")
+    wait_until(lambda: "in the last minute" not in legend.inner_text(), 10, "the legend shows what the pointer is over")
     page.get_by_role("radio", name="1 h").focus()
     page.keyboard.press("ArrowRight")
     told(page, "4 accepted in the last 6 h")
