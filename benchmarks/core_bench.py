@@ -29,11 +29,11 @@ from penstock.processors.core.fleet.placement import decide
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.fleet.views import Demand, ModelView, Need, ReplicaView
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.intake.arrivals import Taken
+from penstock.processors.core.intake.intake import Intake
 from penstock.processors.core.queue.scheduler import CLASSES, Scheduler
-from penstock.processors.core.requests.arrivals import Taken
-from penstock.processors.core.requests.work import Body, Subject
 from penstock.processors.core.settings import FlowSettings
-from penstock.processors.kafka.intake import Intake
+from penstock.processors.core.work.work import Body, Subject
 from penstock.schemas.choosing import Choice
 from penstock.schemas.codec import default_codec, schema_text
 from penstock.schemas.compiled import fallback

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.arrivals import Poison, Taken
-from penstock.processors.core.requests.work import Body, Work
+from penstock.processors.core.intake.arrivals import Poison, Taken
 from penstock.processors.core.settings import FlowSettings
+from penstock.processors.core.work.work import Body, Work
 from penstock.processors.kafka.control import ControlBook
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice

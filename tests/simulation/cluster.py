@@ -8,10 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from penstock.processors.core.pools import Pools
-from penstock.processors.core.requests.states import IN_SCHEDULER, Transition
-from penstock.processors.core.requests.work import Work, WorkKey
-from penstock.processors.kafka.intake import Intake
+from penstock.processors.core.intake.intake import Intake
+from penstock.processors.core.intake.pools import Pools
+from penstock.processors.core.work.states import IN_SCHEDULER, Transition
+from penstock.processors.core.work.work import Work, WorkKey
 from penstock.schemas.codec import Codec
 from penstock.schemas.histories import extended
 from penstock.schemas.records import (

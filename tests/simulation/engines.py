@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from penstock.processors.core.fleet.ledger import CannotLoad, OutOfMemory
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import (
     ContextLengthExceeded,
     EngineFailed,

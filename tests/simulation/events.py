@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, Status, Terminal
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.work import Subject
 from penstock.processors.kafka.outcomes import since_fields
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import to_error_record

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.gateway.view import lost_requests
 from penstock.gateway.view.entries import Entry
 from penstock.gateway.view.lost_requests import Overdue
-from penstock.processors.core.requests.arrivals import Poison
+from penstock.processors.core.intake.arrivals import Poison
 from penstock.schemas.records import ControlCommand, Origin, Place, ResultEvent, StatusEvent
 from simulation.log import TP, Stored
 from simulation.truth import Subject

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from penstock.processors.core.fleet.lane import Lane
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
-from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import IN_SCHEDULER, OVER, Stage
+from penstock.processors.core.work.work import Work
 from simulation.inside import Inside
 from simulation.truth import Violation
 

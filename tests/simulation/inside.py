@@ -17,9 +17,9 @@ from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.flow import Flow
 from penstock.processors.core.queue import scheduler
 from penstock.processors.core.requests import registry
-from penstock.processors.core.requests.states import Transition
-from penstock.processors.core.requests.work import Subject, Work
-from penstock.processors.core.starting import RESERVE_AFTER_S
+from penstock.processors.core.runs.starting import RESERVE_AFTER_S
+from penstock.processors.core.work.states import Transition
+from penstock.processors.core.work.work import Subject, Work
 from penstock.processors.models.desired_models import DesiredModels, OrderTarget
 from penstock.schemas.topics import TP
 

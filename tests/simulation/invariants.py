@@ -9,12 +9,12 @@ from penstock.processors.core import effects as ask
 from penstock.processors.core.commit import donemap
 from penstock.processors.core.fleet.lane import UNSERVED
 from penstock.processors.core.fleet.ledger import CannotLoad
-from penstock.processors.core.peers import Wanted
+from penstock.processors.core.intake.commanding import MAY_WAIT
 from penstock.processors.core.queue.budget import FACT_BYTES
-from penstock.processors.core.requests.commanding import MAY_WAIT
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
-from penstock.processors.core.requests.states import IN_SCHEDULER, ON_LANE, OVER, Stage
-from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.work.peers import Wanted
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.states import IN_SCHEDULER, ON_LANE, OVER, Stage
+from penstock.processors.core.work.work import Work, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import priority_class

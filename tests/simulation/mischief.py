@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.work.states import Stage
 
 if TYPE_CHECKING:
     from simulation.cluster import Cluster

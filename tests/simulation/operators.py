@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
-from penstock.processors.core.requests.states import IN_SCHEDULER
+from penstock.processors.core.work.states import IN_SCHEDULER
 from penstock.schemas.desired import CLASS, MODEL, desired_key
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import CLASSES, conversation_key, conversation_of_key

@@ -14,47 +14,47 @@ from typing import Any
 from penstock.common.shards.heads import Heads
 from penstock.gateway.view import lost_requests
 from penstock.processors.conversations.log import ConversationLog
-from penstock.processors.core.admission import MANY, Admission
 from penstock.processors.core.commit import commit, donemap
 from penstock.processors.core.commit.commit import Arrival, Commit
 from penstock.processors.core.commit.span import CommitSpan
 from penstock.processors.core.effects import Chunk, Fetch, PublishDeadLetter, RunEnded, Terminal
 from penstock.processors.core.fleet import ledger
 from penstock.processors.core.fleet.eviction import Evictions
-from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import Ledger, MemoryGrant
 from penstock.processors.core.fleet.memory import DeviceMemory
-from penstock.processors.core.fleet.placing import Placing
 from penstock.processors.core.fleet.replica import Replica
-from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import RunMemory
-from penstock.processors.core.fleet.view_maker import Views
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
+from penstock.processors.core.intake.arriving import Arrivals
+from penstock.processors.core.intake.commanding import Commanding, key_of_lost
+from penstock.processors.core.intake.intake import Intake
+from penstock.processors.core.intake.screening import Screening
+from penstock.processors.core.intake.start_times import StartTimes
+from penstock.processors.core.intake.unserved import UnservedRequests
+from penstock.processors.core.loading.lane_failures import LaneFailures
+from penstock.processors.core.loading.placing import Placing
+from penstock.processors.core.loading.replicas import Replicas
+from penstock.processors.core.loading.view_maker import Views
+from penstock.processors.core.outcomes.endings import Endings
 from penstock.processors.core.queue.budget import Budget
-from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.lane_queues import LaneQueues
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.requests import retry_queue
-from penstock.processors.core.requests.arriving import Arrivals
-from penstock.processors.core.requests.attempts import Attempts
-from penstock.processors.core.requests.commanding import Commanding, key_of_lost
-from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.admission import MANY, Admission
+from penstock.processors.core.requests.explaining import Explainer
 from penstock.processors.core.requests.holdings import Holdings
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.retries import MOST_DEATHS, Requeue, Retry
-from penstock.processors.core.requests.retry_queue import RetryQueue
-from penstock.processors.core.requests.screening import Screening
-from penstock.processors.core.requests.start_times import StartTimes
-from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
 from penstock.processors.core.requests.streams import Streams
-from penstock.processors.core.requests.unserved import UnservedRequests
-from penstock.processors.core.requests.work import Run, Work
-from penstock.processors.core.suspect_starts import SuspectStarts
+from penstock.processors.core.runs import retry_queue
+from penstock.processors.core.runs.attempts import Attempts
+from penstock.processors.core.runs.retry_queue import RetryQueue
+from penstock.processors.core.runs.suspect_starts import SuspectStarts
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.retries import MOST_DEATHS, Requeue, Retry
+from penstock.processors.core.work.states import IN_SCHEDULER, OVER, Stage
+from penstock.processors.core.work.work import Run, Work
 from penstock.processors.kafka.control import ControlBook
-from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.lost_logs import LostLogs
 from penstock.schemas.errors import Cancelled, EngineFailed
 from penstock.schemas.fold import ResultFold

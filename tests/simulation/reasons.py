@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.processors.core.fleet.lane import UNSERVED
-from penstock.processors.core.requests.states import ENDING, IN_SCHEDULER, ON_LANE, Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import ENDING, IN_SCHEDULER, ON_LANE, Stage
+from penstock.processors.core.work.work import Work
 from penstock.schemas.records import WaitingFor
 from simulation.truth import Violation
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.lane import UNSERVED
-from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, ON_LANE, OVER, Stage
-from penstock.processors.core.requests.work import Subject as AtOneMoment
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import IN_SCHEDULER, NOT_DUE, ON_LANE, OVER, Stage
+from penstock.processors.core.work.work import Subject as AtOneMoment
+from penstock.processors.core.work.work import Work
 from penstock.schemas.records import ControlCommand
 from penstock.schemas.topics import CLASSES
 from simulation.log import TP

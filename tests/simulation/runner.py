@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from penstock.processors.core.requests.states import TRANSITIONS, Transition
+from penstock.processors.core.work.states import TRANSITIONS, Transition
 from simulation import plan as plans
 from simulation.plants import NEEDS, PLANTS, planted
 from simulation.seeds import Outcome, run, shrink

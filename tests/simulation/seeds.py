@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.processors.core.requests.states import Transition
+from penstock.processors.core.work.states import Transition
 from simulation import plants
 from simulation.clients import Clients
 from simulation.cluster import Cluster

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.common.forks import ForkRecord, deleted_record, fork_record, forked_record
 from penstock.processors.conversations.log import ConversationLog, SummaryMark
 from penstock.processors.conversations.messages import answer_message, as_summary, input_messages
-from penstock.processors.core.requests.states import OVER, Stage
-from penstock.processors.core.requests.work import Run, Work
+from penstock.processors.core.work.states import OVER, Stage
+from penstock.processors.core.work.work import Run, Work
 from penstock.schemas.errors import Conflict, PenstockError, conversation_deleted
 from penstock.schemas.records import ConversationFork, ConversationMessage, conversation_message_key
 from penstock.schemas.topics import conversation_key

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.processors.core.requests.arrivals import Poison
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.intake.arrivals import Poison
+from penstock.processors.core.work.work import Work
 from penstock.schemas.records import ControlCommand, DeadLetter
 from simulation.log import TP, Stored
 

@@ -17,9 +17,9 @@ from penstock.processors.core.commit.commit import DuplicateNotDelivered
 from penstock.processors.core.commit.span import GapInDelivery
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Body, Run, Work, WorkKey
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Body, Run, Work, WorkKey
 from penstock.processors.kafka.control import ControlBook
 from penstock.processors.kafka.published_streams import StreamSoFar
 from penstock.processors.models.catalog import ModelConfig

@@ -51,10 +51,10 @@ from penstock.gateway.view.gateways import Gateways
 from penstock.gateway.view.liveness import judge
 from penstock.gateway.webhooks.bodies import webhook_body
 from penstock.processors.conversations.messages import input_messages
-from penstock.processors.core.peers import Peers, Wanted
-from penstock.processors.core.requests.arrivals import Taken
-from penstock.processors.core.requests.work import Body
-from penstock.processors.kafka.intake import Intake
+from penstock.processors.core.intake.arrivals import Taken
+from penstock.processors.core.intake.intake import Intake
+from penstock.processors.core.work.peers import Peers, Wanted
+from penstock.processors.core.work.work import Body
 from penstock.processors.kafka.published_streams import StreamSoFar
 from penstock.producers.events import EventFold
 from penstock.schemas.codec import SCHEMA_IDS, Codec, default_codec, released_schema

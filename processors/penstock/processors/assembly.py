@@ -21,7 +21,8 @@ from penstock.processors.conversations.turns import ConversationTurns
 from penstock.processors.core.effects import Erase
 from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.pools import Pools
+from penstock.processors.core.intake.intake import Intake
+from penstock.processors.core.intake.pools import Pools
 from penstock.processors.core.queue.lifetimes import LifetimeSettings
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.processors.core.settings import FlowSettings
@@ -31,7 +32,6 @@ from penstock.processors.faults import Faults
 from penstock.processors.images.inputs import image_inputs
 from penstock.processors.kafka.broker_watch import BrokerWatch, metadata_probe
 from penstock.processors.kafka.control import ControlBook, ControlFollower
-from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.membership import GroupSettings, Membership
 from penstock.processors.kafka.outcomes import Outcomes, trace_of

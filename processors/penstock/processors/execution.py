@@ -17,9 +17,9 @@ from penstock.processors.conversations.messages import answer_message, as_summar
 from penstock.processors.conversations.turns import ConversationTurns, LostOwnership, ToSumUp
 from penstock.processors.core.effects import Begin, CheckForAnswer, Prepare, ShowPreview, Start, StoreOutput
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Subject
 from penstock.processors.engines.base import (
     Delta,
     Engine,

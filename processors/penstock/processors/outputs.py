@@ -13,7 +13,7 @@ from penstock.common.artifacts.facts import Artifact
 from penstock.common.artifacts.places import check_place
 from penstock.common.configuration import ArtifactsSection
 from penstock.processors.core.effects import ShowPreview
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.work import Subject
 from penstock.processors.store_threads import StoreThreads
 from penstock.schemas.errors import NotFound
 from penstock.schemas.ids import output_artifact_id

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from penstock.common import tracing as names
 from penstock.common.tracing import Attributes, Event, Link, Span, SpanContext, derived_id
 from penstock.processors.core.effects import Terminal
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.work import Subject
 from penstock.processors.engines.base import Finished
 from penstock.schemas.fixed import fixed
 from penstock.schemas.records import Attempt

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from penstock.common.telemetry import Telemetry
 from penstock.common.tracing import SpanContext, context_of
 from penstock.processors.core.effects import Status, Terminal
-from penstock.processors.core.requests.work import Body, Subject
+from penstock.processors.core.work.work import Body, Subject
 from penstock.processors.request_spans import EndedRequest, LostRun, StatusSeen, process_id, spans_of, trace_id
 from penstock.schemas.topics import HEADER_TRACEPARENT
 

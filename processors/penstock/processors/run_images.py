@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from penstock.processors.conversations.messages import PICTURE, Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.work import Subject
 from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage

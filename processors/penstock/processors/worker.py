@@ -21,12 +21,13 @@ from penstock.common.reader import RawMessage
 from penstock.common.refetch import Refetcher
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.work import Body, Subject
+from penstock.processors.core.intake.arrivals import Poison
+from penstock.processors.core.intake.intake import Intake
+from penstock.processors.core.work.work import Body, Subject
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.inbox import LONG, Inbox
 from penstock.processors.kafka.batches import Assignment, Batch, DeliveredRecord
-from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.outcomes import Outcomes
 from penstock.processors.kafka.publisher import Publisher
@@ -277,6 +278,8 @@ class Worker:
 
     def _take(self, tp: TP, record: DeliveredRecord) -> None:
         read = self._read(tp, record)
+        if isinstance(read, Poison) and read.fault is not None:
+            logger.error("intake.unreadable topic=%s partition=%d offset=%d", *tp, record.offset, exc_info=read.fault)
         body, former = _body(read, record), self._parts.flow.works.get((*tp, record.offset))
         work = self._parts.flow.arrived(tp, record.offset, read, body, self._clock(), now_ms())
         if work is not None and former is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.core.work.published_prefix import PublishedPrefix
 from penstock.schemas.errors import InvalidRequest
 
 from .conftest import Run, Runner, StartEngine, changed_copy

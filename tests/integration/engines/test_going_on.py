@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.requests.published_prefix import PublishedPrefix, count_calls
+from penstock.processors.core.work.published_prefix import PublishedPrefix, count_calls
 from penstock.processors.engines.base import Delta
 from penstock.schemas.told_logprobs import ToldLogprobs
 

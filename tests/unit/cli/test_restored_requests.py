@@ -9,8 +9,8 @@ from kit.records import NAMES, chunk, outcome, request
 from penstock.cli.restored.outcomes import Outcomes
 from penstock.cli.restored.requests import PartitionPlan, RequestLogs
 from penstock.processors.core.commit import donemap
-from penstock.processors.core.requests.arrivals import Poison, Taken
-from penstock.processors.kafka.intake import Intake
+from penstock.processors.core.intake.arrivals import Poison, Taken
+from penstock.processors.core.intake.intake import Intake
 from penstock.schemas.codec import default_codec
 from penstock.schemas.origins import origin_header
 from penstock.schemas.records import Origin

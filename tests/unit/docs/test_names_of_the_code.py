@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.work.states import Stage
 
 if TYPE_CHECKING:
     from .conftest import Page

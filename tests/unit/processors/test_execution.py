@@ -23,8 +23,8 @@ from penstock.processors import execution
 from penstock.processors.conversations.held import HeldImages
 from penstock.processors.conversations.turns import LostOwnership
 from penstock.processors.core import effects as ask
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Work
 from penstock.processors.engines.base import EngineGone, Preview, RunSpec
 from penstock.processors.execution import Execution
 from penstock.processors.images.decoded import DecodedImage

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.common.artifacts import ArtifactStore
 from penstock.common.configuration import ArtifactsSection, StoreSection
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.work import Subject
 from penstock.processors.images.inputs import image_inputs
 from penstock.processors.outputs import Outputs
 from penstock.processors.settings import ImagesSection

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.common.tracing import Span, SpanContext
 from penstock.processors.core.effects import Terminal
-from penstock.processors.core.requests.work import Body, Subject
+from penstock.processors.core.work.work import Body, Subject
 from penstock.processors.engines.base import Finished
 from penstock.processors.request_spans import EndedRequest, LostRun, StatusSeen, run_id, spans_of
 from penstock.schemas.errors import EngineFailed, Expired

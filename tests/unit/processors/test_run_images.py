@@ -13,7 +13,7 @@ from kit.worker_turns import picture
 from penstock.processors.conversations.log import HistoryMark
 from penstock.processors.conversations.messages import Shown, as_chat
 from penstock.processors.conversations.turns import TurnStart
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 from penstock.processors.earlier_messages import EarlierMessages
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage

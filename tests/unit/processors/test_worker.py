@@ -24,13 +24,13 @@ from penstock.common.tracing import SpanContext
 from penstock.common.transport import Delivery
 from penstock.processors import worker as worker_module
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.intake.intake import Intake
 from penstock.processors.core.settings import FlowSettings
+from penstock.processors.core.work.states import Stage
 from penstock.processors.execution import Execution
 from penstock.processors.faults import Faults
 from penstock.processors.kafka import journal as journal_module
 from penstock.processors.kafka.batches import Assignment, Batch, DeliveredRecord
-from penstock.processors.kafka.intake import Intake
 from penstock.processors.kafka.journal import CrashJournal, JournalWriter
 from penstock.processors.kafka.outcomes import Outcomes, trace_of
 from penstock.processors.kafka.publisher import Publisher

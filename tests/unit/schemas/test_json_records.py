@@ -16,8 +16,8 @@ from penstock.gateway.dead_letters.letters import request_of
 from penstock.gateway.queues.formats import BadMessage, read_llmd, read_penstock, sender_of
 from penstock.gateway.queues.settings import QueueSection
 from penstock.gateway.view.request_records import read_request
-from penstock.processors.core.requests.arrivals import Poison
-from penstock.processors.kafka.intake import Intake
+from penstock.processors.core.intake.arrivals import Poison
+from penstock.processors.core.intake.intake import Intake
 from penstock.schemas.codec import default_codec
 from penstock.schemas.json_records import json_text, legible_fields
 from penstock.schemas.records import DeadLetter, InferenceRequest, Origin

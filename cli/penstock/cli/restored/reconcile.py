@@ -26,7 +26,7 @@ from penstock.common.reader import RawMessage, newest_values, raw_message, read_
 from penstock.common.settings import KafkaSettings
 from penstock.common.shards.addresses import is_shared, topic_id_of
 from penstock.common.transport import Transport
-from penstock.processors.kafka.intake import Intake
+from penstock.processors.core.intake.intake import Intake
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError
 from penstock.schemas.origins import origin_header

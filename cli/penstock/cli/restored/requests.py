@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from penstock.cli.restored.outcomes import Key, Outcomes
 from penstock.processors.core.commit import donemap
-from penstock.processors.core.requests.arrivals import Poison, Taken
+from penstock.processors.core.intake.arrivals import Poison, Taken
 from penstock.processors.kafka.batches import Committed
 from penstock.schemas.fold import same_origin
 from penstock.schemas.origins import origin_header

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
-from penstock.processors.core.requests.work import Subject, WorkKey
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.work import Subject, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.records import Attempt, ControlCommand, Origin, Timings, WaitingFor

@@ -11,7 +11,7 @@ knows the flow. Events of one kind go to the part that has them:
 - `replicas`: engines that come up, die and go; `measurements`: memory of devices and engines
 - `orders`: what operators and the configuration want; `peers`: what the workers of the pool report
 
-The states of a request are in `requests/states.py`. Models: websockets' `protocol.py` and vLLM's
+The states of a request are in `work/states.py`. Models: websockets' `protocol.py` and vLLM's
 `schedule()` / `update_from_output()`.
 """
 
@@ -20,61 +20,61 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from penstock.processors.core.admission import Admission
-from penstock.processors.core.alone import AloneClaim
 from penstock.processors.core.commit.commit import Arrival, Commit
-from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import Effect
+from penstock.processors.core.fleet.alone import AloneClaim
+from penstock.processors.core.fleet.dirty_set import DirtySet
 from penstock.processors.core.fleet.estimates import Estimates
 from penstock.processors.core.fleet.lane import Lane, Lanes
-from penstock.processors.core.fleet.lane_failures import LaneFailures
 from penstock.processors.core.fleet.ledger import DeviceCapacity, Ledger
-from penstock.processors.core.fleet.lifecycle import Lifecycle
 from penstock.processors.core.fleet.measurements import Measurements
 from penstock.processors.core.fleet.memory import DeviceMemory
-from penstock.processors.core.fleet.memory_waiters import MemoryWaiters
-from penstock.processors.core.fleet.orders import Orders
-from penstock.processors.core.fleet.placing import Placing
-from penstock.processors.core.fleet.replicas import Replicas
 from penstock.processors.core.fleet.run_memory import RunMemory
-from penstock.processors.core.fleet.view_maker import Views
-from penstock.processors.core.fleet.watch import FleetWatch
-from penstock.processors.core.granting import Grants
-from penstock.processors.core.peers import Peers
-from penstock.processors.core.preparing import Preparing
+from penstock.processors.core.intake.arrivals import Poison, Taken
+from penstock.processors.core.intake.arriving import Arrivals
+from penstock.processors.core.intake.commanding import Commanding
+from penstock.processors.core.intake.queueing import Queueing
+from penstock.processors.core.intake.screening import Screening
+from penstock.processors.core.intake.start_times import StartTimes
+from penstock.processors.core.intake.unserved import UnservedRequests
+from penstock.processors.core.loading.lane_failures import LaneFailures
+from penstock.processors.core.loading.lifecycle import Lifecycle
+from penstock.processors.core.loading.memory_waiters import MemoryWaiters
+from penstock.processors.core.loading.orders import Orders
+from penstock.processors.core.loading.placing import Placing
+from penstock.processors.core.loading.replicas import Replicas
+from penstock.processors.core.loading.view_maker import Views
+from penstock.processors.core.loading.watch import FleetWatch
+from penstock.processors.core.outcomes.awaiting_store import AwaitingStore
+from penstock.processors.core.outcomes.durable import Durable
+from penstock.processors.core.outcomes.endings import Endings
 from penstock.processors.core.queue.budget import Budget
-from penstock.processors.core.queue.explaining import Explainer
-from penstock.processors.core.queue.fetching import Fetching
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.lifetimes import Lifetimes
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
-from penstock.processors.core.replica_choice import ReplicaChoice
-from penstock.processors.core.requests.arrivals import Poison, Taken
-from penstock.processors.core.requests.arriving import Arrivals
-from penstock.processors.core.requests.attempts import Attempts
-from penstock.processors.core.requests.awaiting_store import AwaitingStore
-from penstock.processors.core.requests.commanding import Commanding
-from penstock.processors.core.requests.durable import Durable
-from penstock.processors.core.requests.endings import Endings
+from penstock.processors.core.requests.admission import Admission
+from penstock.processors.core.requests.explaining import Explainer
+from penstock.processors.core.requests.granting import Grants
 from penstock.processors.core.requests.histories import Histories
 from penstock.processors.core.requests.holdings import Holdings
-from penstock.processors.core.requests.progress import Steps
-from penstock.processors.core.requests.queueing import Queueing
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.retry_queue import RetryQueue
-from penstock.processors.core.requests.run_output import RunOutput
-from penstock.processors.core.requests.screening import Screening
-from penstock.processors.core.requests.start_times import StartTimes
-from penstock.processors.core.requests.states import IN_SCHEDULER, NOT_DUE, Stage
 from penstock.processors.core.requests.statuses import Statuses
 from penstock.processors.core.requests.streams import Streams
-from penstock.processors.core.requests.unserved import UnservedRequests
 from penstock.processors.core.requests.waits import Waits
-from penstock.processors.core.requests.work import Body, Subject, Work, WorkKey
+from penstock.processors.core.runs.attempts import Attempts
+from penstock.processors.core.runs.fetching import Fetching
+from penstock.processors.core.runs.preparing import Preparing
+from penstock.processors.core.runs.progress import Steps
+from penstock.processors.core.runs.replica_choice import ReplicaChoice
+from penstock.processors.core.runs.retry_queue import RetryQueue
+from penstock.processors.core.runs.run_output import RunOutput
+from penstock.processors.core.runs.starting import Starter
+from penstock.processors.core.runs.suspect_starts import SuspectStarts
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
-from penstock.processors.core.starting import Starter
-from penstock.processors.core.suspect_starts import SuspectStarts
+from penstock.processors.core.work.peers import Peers
+from penstock.processors.core.work.states import IN_SCHEDULER, NOT_DUE, Stage
+from penstock.processors.core.work.work import Body, Subject, Work, WorkKey
 from penstock.schemas.errors import ExecutionTimeout
 from penstock.schemas.records import AttemptHistory, ControlCommand, WaitingFor
 from penstock.schemas.topics import TP

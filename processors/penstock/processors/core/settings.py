@@ -9,7 +9,7 @@ from penstock.processors.core.fleet.views import PlacementSettings
 from penstock.processors.core.queue.lifetimes import LifetimeSettings
 from penstock.processors.core.queue.slack import SlackSettings
 from penstock.processors.core.requests.registry import OUTPUT_BYTES
-from penstock.processors.core.requests.retries import RetrySettings
+from penstock.processors.core.work.retries import RetrySettings
 from penstock.schemas.abilities import Need
 from penstock.schemas.choosing import Choice
 from penstock.schemas.records import ControlCommand

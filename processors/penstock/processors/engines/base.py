@@ -12,7 +12,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.core.work.published_prefix import PublishedPrefix
 from penstock.processors.earlier_messages import EarlierMessages, Message
 from penstock.processors.images.decoded import DecodedImage
 from penstock.processors.images.encoded import EncodedImage

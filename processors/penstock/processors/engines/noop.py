@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.common.tasks import set_within
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.core.work.published_prefix import PublishedPrefix
 from penstock.processors.engines.base import (
     Delta,
     Engine,

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.common.clock import now_ms
 from penstock.processors.core.effects import Chunk, PublishDeadLetter, Republish, ShowPreview, Status, Terminal
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.work import Subject
 from penstock.processors.engines.base import Finished
 from penstock.processors.kafka.publisher import Headers, Publisher
 from penstock.processors.kafka.topic_watch import PoolTopics

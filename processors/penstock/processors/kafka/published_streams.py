@@ -22,8 +22,8 @@ from penstock.common.clock import now_ms
 from penstock.common.reader import read_ranges
 from penstock.common.settings import KafkaSettings
 from penstock.common.threads import in_daemon_thread
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.work import Subject
 from penstock.processors.request_spans import LostRun
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import DecodeError, PenstockError

@@ -24,10 +24,10 @@ AGAIN_S = 1.0
 
 
 class PartitionWatch:
-    """`learn` is called on the event loop with topic → partitions and the wall-clock time when the broker was asked."""
+    """Asks the broker for the partitions of topics. `learn` is `Intake.learn_partitions`, called on the event loop."""
 
     def __init__(
-        self, kafka: KafkaSettings, topics: Sequence[str], learn: Callable[[Mapping[str, int], int], None]
+        self, kafka: KafkaSettings, topics: Sequence[str], learn: Callable[[Mapping[str, int], int], Mapping[str, int]]
     ) -> None:
         self._kafka = kafka
         self._topics = topics
@@ -41,7 +41,8 @@ class PartitionWatch:
             except PenstockError as error:
                 logger.info("partitions.unknown error=%s", error.code)
             else:
-                self._learn(counts, asked_at_ms)
+                for topic, before in self._learn(counts, asked_at_ms).items():
+                    logger.warning("partitions.changed topic=%s from=%d to=%d", topic, before, counts[topic])
             await asyncio.sleep(LOOK_EACH_S)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.common.engine_kinds import KINDS, EngineKind
 from penstock.common.model_entry import PRIORITY, ModelEntry, RetriesSection
-from penstock.processors.core.requests.retries import RetrySettings
+from penstock.processors.core.work.retries import RetrySettings
 from penstock.schemas.abilities import READ_IMAGES, WORDS, Need
 from penstock.schemas.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 

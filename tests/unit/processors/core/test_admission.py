@@ -8,10 +8,10 @@ import pytest
 
 from card_driver import GB, Card, gb, spec
 from flow_driver import HIGH, LOW, MEDIUM, World, ready
-from penstock.processors.core.admission import Reason
 from penstock.processors.core.queue.slack import SlackSettings
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.suspects import set_apart
+from penstock.processors.core.requests.admission import Reason
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.suspects import set_apart
 from penstock.schemas.records import WAITING_REASONS, WaitingFor
 
 

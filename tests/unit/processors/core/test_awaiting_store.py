@@ -8,8 +8,8 @@ import pytest
 
 from flow_driver import HIGH, MEDIUM, Finished, World, ready
 from penstock.processors.core import effects as ask
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import EngineFailed, StoreUnavailable
 
 FULL = StoreUnavailable("the store of artifacts at /data failed: No space left on device")

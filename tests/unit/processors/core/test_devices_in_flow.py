@@ -14,8 +14,8 @@ from penstock.processors.core.fleet.ledger import DeviceCapacity
 from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.residents import Needs
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.suspects import clear_suspicion, suspect_all
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.suspects import clear_suspicion, suspect_all
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import InsufficientCapacity
 from penstock.schemas.records import Requirements
 

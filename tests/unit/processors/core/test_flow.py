@@ -9,11 +9,11 @@ import pytest
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
 from penstock.processors.core.requests.registry import ENDINGS_IN_ALL, ENDINGS_PER_PARTITION
-from penstock.processors.core.requests.retries import RetrySettings
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.suspects import suspect_all
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.retries import RetrySettings
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.suspects import suspect_all
 from penstock.processors.engines.base import Finished
 from penstock.schemas.errors import BadAvro, EngineFailed, InvalidRequest, Overloaded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from card_driver import GB, Card, gb
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 from penstock.schemas.records import Requirements
 
 STEP_S = 0.1

@@ -8,7 +8,7 @@ from card_driver import Card, card, gb, spec
 from flow_driver import HIGH, LOW, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
-from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.work.states import Stage
 from penstock.schemas.errors import EngineFailed
 
 

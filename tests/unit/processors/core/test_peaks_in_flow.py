@@ -9,8 +9,8 @@ import pytest
 from card_driver import GB, Card, spec
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import OutOfMemory
-from penstock.processors.core.fleet.replicas import LIVED
 from penstock.processors.core.fleet.residents import Needs
+from penstock.processors.core.loading.replicas import LIVED
 from penstock.schemas.errors import PenstockError
 
 

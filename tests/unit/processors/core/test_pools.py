@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.processors.core.pools import Pools
+from penstock.processors.core.intake.pools import Pools
 from penstock.schemas.records import InferenceRequest
 
 MODELS = [(None, ["common"]), ("a", ["big", "large"]), ("b", ["big", "code"]), ("b", ["common"])]

@@ -14,7 +14,7 @@ import pytest
 
 from flow_driver import MEDIUM, World, ready
 from penstock.processors.core.commit.commit import Commit, Revocation
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 from penstock.schemas.fold import ResultFold
 from penstock.schemas.records import ResultEvent
 from penstock.schemas.topics import TP

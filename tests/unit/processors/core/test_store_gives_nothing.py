@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flow_driver import MEDIUM, World, ready
 from penstock.processors.core import effects as ask
-from penstock.processors.core.requests.retries import RetrySettings
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.retries import RetrySettings
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import EngineFailed, PenstockError, StoreUnavailable
 
 AWAY = StoreUnavailable("the store of artifacts at s3://b failed: 403 Forbidden")

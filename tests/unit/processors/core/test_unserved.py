@@ -10,7 +10,7 @@ import pytest
 from flow_driver import EMBEDDING, HIGH, LOW, MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.ledger import CannotLoad
-from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.work.states import Stage
 from penstock.schemas.errors import EngineFailed, InsufficientCapacity, UnsupportedParameter
 from penstock.schemas.records import ModelState, Origin, WorkerState
 

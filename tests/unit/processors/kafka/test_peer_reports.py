@@ -7,7 +7,7 @@ import pytest
 from kit.records import CODEC, NAMES, gateway_state, worker
 from penstock.common.clock import steady_ms
 from penstock.common.reader import RawMessage
-from penstock.processors.core.peers import Peers
+from penstock.processors.core.work.peers import Peers
 from penstock.processors.kafka.record_follower import report_in
 from penstock.schemas.records import Record
 

@@ -11,8 +11,8 @@ import pytest
 
 from kit.records import ORIGIN, chunk
 from penstock.common.settings import KafkaSettings
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
-from penstock.processors.core.requests.work import Subject
+from penstock.processors.core.work.published_prefix import PublishedPrefix
+from penstock.processors.core.work.work import Subject
 from penstock.processors.kafka.published_streams import Beginning, PublishedStreams, StreamSoFar
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ResultEvent

@@ -38,14 +38,17 @@ async def test_a_topic_that_is_missing_among_others_is_missing(monkeypatch: pyte
     assert answers == ["missing"]
 
 
-async def test_new_counts_are_passed_on_also_after_the_broker_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_counts_are_passed_on_also_after_the_broker_was_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     admin = Mock(**{"partition_counts.side_effect": [{"t": 4}, BrokerUnavailable("away"), {"t": 8}]})
     monkeypatch.setattr(topic_watch, "admin", admin)
     monkeypatch.setattr(topic_watch, "now_ms", Mock(side_effect=[100, 200, 300, 400]))
     monkeypatch.setattr(topic_watch, "LOOK_EACH_S", 0.001)
-    learn = Mock()
+    learn = Mock(side_effect=[{}, {"t": 4}])
     watch = PartitionWatch(None, ["t"], learn)  # type: ignore[arg-type]
     running = asyncio.create_task(watch.run_forever())
     await wait_until_async(lambda: learn.call_count == 2, 10)
     running.cancel()
     assert learn.mock_calls == [call({"t": 4}, 100), call({"t": 8}, 300)]
+    assert "partitions.changed topic=t from=4 to=8" in caplog.text

@@ -1,1 +1,1 @@
-"""Models on devices: memory, replicas, placement and eviction."""
+"""Devices and models: memory, estimates, replicas, and the pure decisions of placement and eviction."""

@@ -10,7 +10,7 @@ from penstock.processors.core.fleet.ledger import CannotLoad
 from penstock.processors.core.fleet.replica import Replica, ReplicaState
 from penstock.processors.core.fleet.residents import ModelSpec, Needs
 from penstock.processors.core.fleet.views import UseRate
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import EngineFailed, InternalError, PenstockError
 from penstock.schemas.topics import CLASSES
 

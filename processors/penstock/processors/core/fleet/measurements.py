@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from penstock.processors.core.dirty_set import DirtySet
+from penstock.processors.core.fleet.dirty_set import DirtySet
 from penstock.processors.core.fleet.estimates import Estimates
 from penstock.processors.core.fleet.lane import Lane, Lanes
 from penstock.processors.core.fleet.ledger import Ledger

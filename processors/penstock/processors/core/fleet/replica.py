@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from penstock.processors.core.fleet.ledger import MemoryGrant
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.suspects import SuspectGroup
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.suspects import SuspectGroup
+from penstock.processors.core.work.work import Work
 from penstock.schemas.topics import CLASSES
 
 LOOK_AHEAD = (4, 64)

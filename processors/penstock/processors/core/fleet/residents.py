@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.processors.core.fleet.estimates import Shape
-from penstock.processors.core.requests.retries import RetrySettings
+from penstock.processors.core.work.retries import RetrySettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from penstock.processors.core.fleet.lane import Lane, RunWant
 from penstock.processors.core.fleet.ledger import Ledger, MemoryGrant
 from penstock.processors.core.fleet.replica import Replica
 from penstock.processors.core.fleet.views import HOST
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What waits: classes, tenants, lines of conversations, slack, parked requests, and why and how long."""
+"""What waits: classes, tenants, conversations, slack, memory of bodies, measured times. It knows no device."""

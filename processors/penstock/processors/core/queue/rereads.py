@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.processors.core.effects import Effect, Fetch
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 from penstock.schemas.topics import CLASSES, TP
 
 LAST = len(CLASSES)

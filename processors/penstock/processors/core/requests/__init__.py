@@ -1,1 +1,1 @@
-"""One request: its states, its arrival, its attempts, and what is said of it while it runs."""
+"""All requests of a worker: their states, what each holds, whether one may start, and what is said of it meanwhile."""

@@ -9,8 +9,8 @@ from penstock.processors.core.effects import AttemptEnded, Effect
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.ledger import Ledger
 from penstock.processors.core.fleet.replica import Replica
-from penstock.processors.core.queue.explaining import Explainer
-from penstock.processors.core.requests.work import Run, Work, WorkKey
+from penstock.processors.core.requests.explaining import Explainer
+from penstock.processors.core.work.work import Run, Work, WorkKey
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.histories import extended
 from penstock.schemas.records import Attempt, AttemptError, AttemptHistory, AttemptMemory

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.processors.core.dirty_set import DirtySet
 from penstock.processors.core.effects import CancelRun, Effect
+from penstock.processors.core.fleet.dirty_set import DirtySet
 from penstock.processors.core.fleet.lane import Lanes
 from penstock.processors.core.fleet.memory import DeviceMemory
 from penstock.processors.core.fleet.run_memory import RunMemory
-from penstock.processors.core.granting import Grants
 from penstock.processors.core.queue.budget import Budget
 from penstock.processors.core.queue.rereads import Rereads
 from penstock.processors.core.queue.scheduler import Scheduler
+from penstock.processors.core.requests.granting import Grants
 from penstock.processors.core.requests.registry import Registry
-from penstock.processors.core.requests.states import IN_SCHEDULER, OVER, Stage
-from penstock.processors.core.requests.suspects import clear_suspicion
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import IN_SCHEDULER, OVER, Stage
+from penstock.processors.core.work.suspects import clear_suspicion
+from penstock.processors.core.work.work import Work
 
 
 @dataclass(eq=False)

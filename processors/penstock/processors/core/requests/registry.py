@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from penstock.processors.core.effects import Effect, RunEnded
-from penstock.processors.core.requests import states
 from penstock.processors.core.requests.scheduled import Scheduled
-from penstock.processors.core.requests.states import ENDING, Stage
-from penstock.processors.core.requests.work import Subject, Work, WorkKey
+from penstock.processors.core.work import states
+from penstock.processors.core.work.states import ENDING, Stage
+from penstock.processors.core.work.work import Subject, Work, WorkKey
 from penstock.schemas.topics import TP
 
 ENDINGS_PER_PARTITION = 512

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Container, Mapping
 
 from penstock.processors.core.queue.fairqueue import Sorted
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Work, WorkKey
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Work, WorkKey
 from penstock.schemas.topics import TP
 
 NEVER_MS = 2**63 - 1

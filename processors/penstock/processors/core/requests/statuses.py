@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from penstock.processors.core.effects import Status
-from penstock.processors.core.queue.explaining import Explainer
+from penstock.processors.core.requests.explaining import Explainer
 from penstock.processors.core.requests.waits import Waits
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 from penstock.schemas.records import WaitingFor
 
 WAITING = frozenset({"queued", "waiting_for_memory", "loading_model"})

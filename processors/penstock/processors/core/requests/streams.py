@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.processors.core.effects import Chunk
-from penstock.processors.core.requests.published_prefix import PublishedPrefix, count_calls
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Run, Work
+from penstock.processors.core.work.published_prefix import PublishedPrefix, count_calls
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Run, Work
 from penstock.schemas.told_logprobs import ToldLogprobs
 
 GATHERED_PIECES = 256

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.processors.core.queue.explaining import Explainer
 from penstock.processors.core.queue.forecast import Forecast
 from penstock.processors.core.queue.lifetimes import Lifetimes
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.requests.explaining import Explainer
+from penstock.processors.core.work.work import Work
 
 
 class Waits:

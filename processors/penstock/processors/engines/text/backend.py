@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from penstock.processors.core.fleet.ledger import OutOfMemory
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.core.work.published_prefix import PublishedPrefix
 from penstock.processors.engines.backend import Emit, leave
 from penstock.processors.engines.base import (
     EngineInfo,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.core.work.published_prefix import PublishedPrefix
 from penstock.processors.engines.backend import Emit, Event
 from penstock.processors.engines.base import Finished, RunSpec, usage_of
 from penstock.processors.engines.batching.controls import Control

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.processors.core.fleet.ledger import OutOfMemory
-from penstock.processors.core.requests.retries import (
+from penstock.processors.core.work.retries import (
     LONGEST_RETRY_AFTER_S,
     DeadLetter,
     EngineDied,

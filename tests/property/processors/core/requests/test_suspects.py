@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.processors.core.requests.suspects import SuspectGroup, clear_suspicion, suspect_all
+from penstock.processors.core.work.suspects import SuspectGroup, clear_suspicion, suspect_all
 
 
 class Victim:

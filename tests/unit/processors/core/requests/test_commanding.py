@@ -6,7 +6,7 @@ import pytest
 
 from flow_driver import HIGH, LOW, MEDIUM, World, ready
 from penstock.processors.core import effects as ask
-from penstock.processors.core.requests.states import Stage
+from penstock.processors.core.work.states import Stage
 from penstock.schemas.errors import EngineFailed
 
 PRIORITIES = {HIGH: 1, MEDIUM: 5, LOW: 9}

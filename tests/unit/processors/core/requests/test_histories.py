@@ -9,7 +9,7 @@ import pytest
 from flow_driver import World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.flow import Flow
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import EngineFailed, InvalidRequest, Overloaded
 from penstock.schemas.histories import MOST_ATTEMPTS, extended
 from penstock.schemas.records import Attempt, AttemptHistory

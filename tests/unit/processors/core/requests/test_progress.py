@@ -6,7 +6,7 @@ import pytest
 
 from flow_driver import World, ready
 from penstock.processors.core import effects as ask
-from penstock.processors.core.requests.progress import EVERY_S
+from penstock.processors.core.runs.progress import EVERY_S
 from penstock.schemas.errors import EngineFailed
 
 

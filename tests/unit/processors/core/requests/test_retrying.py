@@ -7,9 +7,9 @@ import pytest
 from flow_driver import World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
-from penstock.processors.core.requests.retries import RetrySettings
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.retries import RetrySettings
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import EngineFailed, ExecutionTimeout, Overloaded, PenstockError
 
 

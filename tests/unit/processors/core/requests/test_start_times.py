@@ -9,8 +9,8 @@ import pytest
 from flow_driver import MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.fleet.residents import ModelSpec
-from penstock.processors.core.requests.states import Stage
-from penstock.processors.core.requests.work import Work
+from penstock.processors.core.work.states import Stage
+from penstock.processors.core.work.work import Work
 from penstock.schemas.errors import InvalidRequest, ModelNotFound, Overloaded, PenstockError
 from penstock.schemas.records import Origin, WorkerState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.processors.core.requests.states import (
+from penstock.processors.core.work.states import (
     ENDING,
     IN_SCHEDULER,
     ON_LANE,

@@ -12,7 +12,7 @@ import pytest
 
 from kit import engines as kit
 from kit.engines import Handler, Sink, sse
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.core.work.published_prefix import PublishedPrefix
 from penstock.processors.engines.base import EngineState, Finished, RunSpec, TurnedAway
 from penstock.processors.engines.remote import trial
 from penstock.processors.engines.remote.engine import RemoteEngine

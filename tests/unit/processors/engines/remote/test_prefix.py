@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.processors.core.requests.published_prefix import PublishedPrefix
+from penstock.processors.core.work.published_prefix import PublishedPrefix
 from penstock.processors.engines.base import RunSpec
 from penstock.processors.engines.remote.prefix import (
     BEGUN,
