@@ -156,14 +156,27 @@ def commits() -> Work:
 class Queued:
     """The least that the scheduler asks of an item."""
 
-    __slots__ = ("arrived_at", "cost", "deadline", "klass", "lane", "line", "priority", "seq", "tenant", "ticket")
+    __slots__ = (
+        "arrived_at",
+        "conversation",
+        "cost",
+        "deadline",
+        "klass",
+        "lane",
+        "priority",
+        "seq",
+        "tenant",
+        "ticket",
+    )
 
-    def __init__(self, seq: int, klass: str, tenant: str, lane: str, line: str | None, arrived_at: float) -> None:
+    def __init__(
+        self, seq: int, klass: str, tenant: str, lane: str, conversation: str | None, arrived_at: float
+    ) -> None:
         self.seq = seq
         self.klass = klass
         self.tenant = tenant
         self.lane = lane
-        self.line = line
+        self.conversation = conversation
         self.arrived_at = arrived_at
         self.deadline: float | None = arrived_at + 3_600 if seq % 2 else None
         self.priority = 5
@@ -172,7 +185,7 @@ class Queued:
 
 
 def scheduler(
-    queued: int, *, lanes: int = 8, tenants: int = 4, lines: int = 0, room: float = 1.0, classes: int = 3
+    queued: int, *, lanes: int = 8, tenants: int = 4, conversations: int = 0, room: float = 1.0, classes: int = 3
 ) -> Work:
     """A request arrives, the first that may start is granted its memory and starts, and one ends.
 
@@ -187,9 +200,9 @@ def scheduler(
         nonlocal seq
         seq += 1
         lane = f"engine-{seq % lanes}"
-        line = f"conversation-{seq % lines}" if lines else None
+        conversation = f"conversation-{seq % conversations}" if conversations else None
         arrived_at = 60.0 * min(seq, queued) / queued
-        held.add(Queued(seq, CLASSES[seq % classes], f"tenant-{seq % tenants}", lane, line, arrived_at))
+        held.add(Queued(seq, CLASSES[seq % classes], f"tenant-{seq % tenants}", lane, conversation, arrived_at))
         return lane
 
     for _ in range(queued):
@@ -206,8 +219,8 @@ def scheduler(
             assert grant is not None
             held.start(item, 60.0)
             ledger.release(grant)
-            if item.line is not None:
-                held.release_line(item.line)
+            if item.conversation is not None:
+                held.release_conversation(item.conversation)
         assert len(held) == queued
         return 100
 
@@ -247,7 +260,7 @@ class FullCard:
             request=request,
             origin=origin,
             klass=CLASSES[number % 3],
-            line=None,
+            conversation=None,
             attempt=1,
             deadline_ms=3_600_000,
             error=None,
@@ -470,7 +483,7 @@ def cases() -> dict[str, Callable[[], Work]]:
         "scheduler: the same, every second does not fit, 100,000 queued": partial(scheduler, 100_000, room=0.5),
         "scheduler: the same, 10,000 tenants, 100,000 queued": partial(scheduler, 100_000, tenants=10_000),
         "scheduler: the same, 10,000 turns of one conversation": partial(
-            scheduler, 10_000, lanes=1, lines=1, classes=1
+            scheduler, 10_000, lanes=1, conversations=1, classes=1
         ),
         **{
             f"flow: arrive, grant a run's memory, start, end, {n:,} queued": partial(flow_of_a_full_card, n)

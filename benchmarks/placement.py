@@ -72,7 +72,7 @@ class Job:
     ttl_s: float | None = None
     seq: int = 0
     ticket: int = 0
-    line: None = None
+    conversation: None = None
     started_at: float | None = None
     ended_at: float | None = None
 

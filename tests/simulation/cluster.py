@@ -340,10 +340,10 @@ class Cluster:
         before = (
             other
             for other in life.inside.works()
-            if other.line == work.line
-            and work.line is not None
+            if other.conversation == work.conversation
+            and work.conversation is not None
             and other is not work
             # A turn may pass those of other classes; one that has begun and starts again holds the conversation.
-            and (other.holds_line or (other.klass == work.klass and other.seq < work.seq))
+            and (other.holds_conversation or (other.klass == work.klass and other.seq < work.seq))
         )
         return "conversation" if any(life.told.pauses(other.lane, other.klass) for other in before) else None

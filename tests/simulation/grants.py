@@ -64,17 +64,21 @@ class Grants:
 
     def _line(self, work: Work) -> None:
         """One turn at a time; within a class in the order of the log."""
-        if work.line is None:
+        if work.conversation is None:
             return
         for other in self._inside.works():
-            if other is work or other.line != work.line or other.stage in OVER:
+            if other is work or other.conversation != work.conversation or other.stage in OVER:
                 continue
             if _under_way(other):
                 raise Violation(f"line: {work} is granted while {other} is under way")
             if other.end_with is not None or other.pass_to is not None:
                 continue  # it waits for its bytes, to end with them or to be written again
             earlier = other.seq < work.seq and other.klass == work.klass and other.key[:2] == work.key[:2]
-            if earlier and not work.holds_line and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING):
+            if (
+                earlier
+                and not work.holds_conversation
+                and (other.stage in IN_SCHEDULER or other.stage is Stage.RETRYING)
+            ):
                 raise Violation(f"line: {work} is granted before {other}")
 
     def _alone(self, replica: Replica, work: Work) -> None:
@@ -91,7 +95,7 @@ class Grants:
         """Whether it could be granted now as well, with room set aside for those before it that are being prepared."""
         if other.alone or other.group is not None or other.klass in self._inside.paused_classes():
             return False
-        at_once = replica.inline and other.line is None and not (other.may_resume_stream or other.stored_input)
+        at_once = replica.inline and other.conversation is None and not (other.may_resume_stream or other.stored_input)
         if other.stage is not Stage.READY and not (other.stage is Stage.QUEUED and at_once):
             return False
         if self._inside.replica_number(other) not in (None, replica.number):
@@ -110,12 +114,12 @@ class Grants:
             return False
         if replica.tokens is not None and replica.used_tokens + sum(unready) + need > replica.tokens:
             return False
-        if other.line is None:
+        if other.conversation is None:
             return True
         return not any(
             one is not other
-            and one.line == other.line
-            and (_under_way(one) or one.holds_line or (one.klass == other.klass and one.seq < other.seq))
+            and one.conversation == other.conversation
+            and (_under_way(one) or one.holds_conversation or (one.klass == other.klass and one.seq < other.seq))
             for one in self._inside.works()
         )
 
@@ -185,4 +189,4 @@ def _under_way(work: Work) -> bool:
     """Whether its conversation must wait for it; not for an answer that stood there already, to be kept elsewhere."""
     if work.stage is Stage.STORING:
         return Inside.was_granted(work)
-    return work.stage in (Stage.BEGINNING, Stage.RUNNING) or (work.stage is Stage.RETRYING and work.holds_line)
+    return work.stage in (Stage.BEGINNING, Stage.RUNNING) or (work.stage is Stage.RETRYING and work.holds_conversation)

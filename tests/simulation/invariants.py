@@ -190,7 +190,7 @@ class Checks:
             raise Violation(f"dropped_publishes: {effect.status} for {work}, which was let go of")
         if isinstance(effect, ask.Terminal) and self._cluster.plan.reports:
             self._nobody_serves(life, work, effect.error)
-        if isinstance(effect, ask.Terminal) and work.line is not None:
+        if isinstance(effect, ask.Terminal) and work.conversation is not None:
             self._answer(work, effect)
         elif isinstance(effect, ask.Terminal) and work.conversation_id is not None and effect.status == "completed":
             self._cluster.talks.sums_up(work, effect.finished.text)

@@ -265,7 +265,7 @@ def fence_ignored() -> list[Patch]:
 @plant
 def line_never_released() -> list[Patch]:
     """The conversation stays taken when its turn has ended."""
-    return [(Scheduler, "release_line", lambda self, line: None)]
+    return [(Scheduler, "release_conversation", lambda self, line: None)]
 
 
 @plant

@@ -120,12 +120,12 @@ class Reasons:
     def _behind_another_turn(self, work: Work) -> bool:
         return any(
             other is not work
-            and other.line == work.line
+            and other.conversation == work.conversation
             and (
                 other.stage in ON_LANE
                 or other.stage in ENDING
                 or other.stage is Stage.RETRYING
-                or (other.stage in IN_SCHEDULER and (other.seq < work.seq or other.holds_line))
+                or (other.stage in IN_SCHEDULER and (other.seq < work.seq or other.holds_conversation))
             )
             for other in self._inside.works()
         )

@@ -169,7 +169,7 @@ class Talks:
 
     def answer_before(self, work: Work, now: float) -> str | None:
         """The answer that stood when the worker last looked, or that it appended; what stands now, if neither."""
-        line, request_id = work.line or "", work.request_id
+        line, request_id = work.conversation or "", work.request_id
         looked_at = self.looked.get(work, now)
         standing = self.log(line).answer(request_id)
         if standing is None or self._answered.get((line, request_id), now) > looked_at:
@@ -233,7 +233,7 @@ class Talks:
 
     def completes(self, work: Work) -> None:
         """A turn's outcome is an answer that was written where its question stood."""
-        if (work.line or "", work.request_id) not in self._after_question:
+        if (work.conversation or "", work.request_id) not in self._after_question:
             raise Violation(f"question: {work} is completed, and its answer was never written behind its question")
 
     def sums_up(self, work: Work, text: str) -> None:
@@ -309,7 +309,7 @@ class Turns:
 
     def read(self, work: Work, run: Run, then: Callable[[str | None, Any], None]) -> None:
         """`then` is told the answer that stands, or the mark of the history."""
-        line, request_id = work.line or "", work.request_id
+        line, request_id = work.conversation or "", work.request_id
 
         def look() -> tuple[str | None, Any]:
             log = self._talks.log(line, self._view)
@@ -345,7 +345,7 @@ class Turns:
 
     def _make_writable(self, work: Work, run: Run, then: Callable[[str], None]) -> None:
         """A deletion is commanded before the topic goes: a worker sees a topic, or none, then reads the commands."""
-        line = work.line or ""
+        line = work.conversation or ""
 
         def look() -> None:
             self._ask(work, "looks for its topic", lambda: self._talks.identity(line, self._view), found)
@@ -372,7 +372,7 @@ class Turns:
     def _write_input(
         self, work: Work, run: Run, topic_id: str, then: Callable[[str | None], None], again: Callable[[], None]
     ) -> None:
-        line, request_id, mark = work.line or "", work.request_id, run.mark
+        line, request_id, mark = work.conversation or "", work.request_id, run.mark
 
         def is_open(log: ConversationLog) -> bool:
             return log.answer(request_id) is None and log.agrees(mark, request_id)
@@ -444,7 +444,7 @@ class Turns:
 
     def finish(self, work: Work, text: str, then: Callable[[str], None], deleted: Callable[[], None]) -> None:
         """Append the answer unless one stands; `then` is told the one that counts. `deleted`: its topic is gone."""
-        line, request_id = work.line or "", work.request_id
+        line, request_id = work.conversation or "", work.request_id
         topic_id = "" if work.run is None else work.run.topic_id or ""
         answer = _answer(work, text)
 
@@ -484,7 +484,7 @@ class Turns:
                 then(standing)
 
         def look() -> str | None:
-            if work.line is not None:
+            if work.conversation is not None:
                 return self._standing(line, request_id)
             summary = self._talks.log(line, self._view).summary_by(request_id)
             return None if summary is None else summary.content
@@ -584,7 +584,7 @@ def _answer(work: Work, text: str) -> ConversationMessage:
 
 def _line(work: Work) -> str:
     """The key of its conversation, also of what is no turn of it."""
-    return work.line or conversation_key(work.tenant, work.conversation_id or "")
+    return work.conversation or conversation_key(work.tenant, work.conversation_id or "")
 
 
 def _goes_on(work: Work, run: Run) -> bool:

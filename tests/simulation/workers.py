@@ -366,7 +366,7 @@ class Life(Actor):
             self._read_first(work, run, run_id)
 
     def _read_first(self, work: Work, run: Run, run_id: str) -> None:
-        if work.line is not None:
+        if work.conversation is not None:
             self._read_turn(work, run, run_id)
         elif work.conversation_id is not None:
             self._read_to_sum_up(work, run, run_id)
@@ -501,7 +501,7 @@ class Life(Actor):
                 self.flow.durable.stored(work.subject, told, None, self.world.now, another=told is not output)
 
         def append() -> None:
-            if effect.to is not None and work.line is None:
+            if effect.to is not None and work.conversation is None:
                 self.turns.add_summary(work, output.text, effect.to, kept, partial(self._keep_failed, effect))
             elif effect.to is not None:
                 self.turns.finish(work, output.text, kept, lambda: self._keep_failed(effect, conversation_deleted()))

@@ -153,7 +153,7 @@ class Execution:
         refused = partial(self._refused, subject, run_id, again=True)
         with self._reports("run.prepare", "the run was prepared", subject, refused):
             turn = None
-            if subject.line is not None:
+            if subject.conversation is not None:
                 turn = await self._turns.read(subject.request, goes_on)
                 if turn.answer is not None:
                     self._stands(subject, run_id, await self._standing(run_id, turn.answer))

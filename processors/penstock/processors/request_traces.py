@@ -82,9 +82,9 @@ class RequestTraces:
         if request is None:
             return
         context, turn_before = self._context(request, subject), None
-        if subject.line is not None:
-            turn_before = self._turns.pop(subject.line, None)
-            self._turns[subject.line] = context
+        if subject.conversation is not None:
+            turn_before = self._turns.pop(subject.conversation, None)
+            self._turns[subject.conversation] = context
             if len(self._turns) > MOST_LINES:
                 self._turns.popitem(last=False)
         if request.sampled:

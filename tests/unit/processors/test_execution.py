@@ -50,7 +50,7 @@ from support import wait_until_async
 
 LARGE = "x" * (INLINE_BYTES + 1)
 EDIT = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"url": "https://x/m.png"}, "width": None}
-DRAWING: dict[str, Any] = {"task": "image_generation", "payload": {"prompt": "a cat"}, "line": "c"}
+DRAWING: dict[str, Any] = {"task": "image_generation", "payload": {"prompt": "a cat"}, "conversation": "c"}
 MADE = {"media_type": "image/png", "width": 4, "height": 2, "seed": 7}
 SUMMING: dict[str, Any] = {"task": "summarization", "conversation_id": "c", "payload": {"through_offset": 7}}
 SUMMARY = replace(answer_of("r", "short"), direction="summary", role="system", covers_through=7, finish_reason=None)
@@ -266,7 +266,7 @@ async def test_an_error_in_any_step_fails_the_request(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, step: str, error: Any, code: str
 ) -> None:
     """Messages of foreign errors are not published: they can hold anything."""
-    fields: dict[str, Any] = {"line": "c"} if step in ("begin", "keep") else {}
+    fields: dict[str, Any] = {"conversation": "c"} if step in ("begin", "keep") else {}
     match step:
         case "check":
             monkeypatch.setattr(Outputs, "check", Mock(side_effect=error))
@@ -410,7 +410,7 @@ async def test_a_cancel_reaches_the_engine_and_late_words_are_not_heard(shell: S
 
 
 async def test_a_turn_is_read_begun_run_and_kept(shell: Shell) -> None:
-    spec = await shell.begin(line="c")
+    spec = await shell.begin(conversation="c")
     assert spec.history.messages == shell.turns.history
     assert shell.turns.begun == [("r", MARK)], "with what was read"
     shell.engine.finish("hello")
@@ -428,8 +428,8 @@ async def test_an_answer_that_stands_is_the_outcome(shell: Shell, tmp_path: Path
         "default", b"drawn", media_type="image/png", width=4, height=2, seed=7
     )
     fields, answer, output = {
-        "text": ({"line": "c"}, answer_of("r", "said before"), {"text": "said before"}),
-        "large text": ({"line": "c"}, answer_of("r", LARGE), None),
+        "text": ({"conversation": "c"}, answer_of("r", "said before"), {"text": "said before"}),
+        "large text": ({"conversation": "c"}, answer_of("r", LARGE), None),
         "summary": (SUMMING, SUMMARY, {"text": "short", "covers_through": 7}),
         "images": (
             DRAWING,
@@ -455,7 +455,7 @@ async def test_an_answer_that_stands_is_the_outcome(shell: Shell, tmp_path: Path
 
 async def test_a_turn_that_ends_while_its_conversation_is_read_never_reaches_the_engine(shell: Shell) -> None:
     shell.turns.readable.clear()
-    shell.submit("r", line="c")
+    shell.submit("r", conversation="c")
     await shell.until(lambda: shell.turns.mine)
     shell.cancel("r")
     shell.turns.readable.set()
@@ -466,7 +466,7 @@ async def test_a_turn_that_ends_while_its_conversation_is_read_never_reaches_the
 
 async def test_a_log_that_moved_is_read_and_prepared_again(shell: Shell) -> None:
     shell.turns.agrees = [False]
-    shell.submit("r", line="c")
+    shell.submit("r", conversation="c")
     await shell.until_running()
     assert len(shell.turns.begun) == len(shell.engine.prepared) == 2
     assert shell.work().attempt == 1
@@ -476,7 +476,7 @@ async def test_a_log_that_moved_is_read_and_prepared_again(shell: Shell) -> None
 async def test_what_went_to_another_worker_is_not_spoken_of(shell: Shell, step: str) -> None:
     lost = LostOwnership()
     setattr(shell.turns, step, [lost] if step == "agrees" else lost)
-    shell.submit("r", line="c")
+    shell.submit("r", conversation="c")
     if step == "winner":
         await shell.until_running()
         shell.engine.finish()
@@ -500,7 +500,7 @@ async def test_the_answer_that_counts_is_the_outcome(
     shell: Shell, winner: str, attempt: int, completion_tokens: int
 ) -> None:
     shell.turns.winner = answer_of("r", winner)
-    await shell.begin(line="c", stream=True)
+    await shell.begin(conversation="c", stream=True)
     shell.engine.say("hello")
     shell.engine.finish("hello")
     terminal = await shell.until_ended()
@@ -511,7 +511,7 @@ async def test_the_answer_that_counts_is_the_outcome(
 
 async def test_an_answer_whose_conversation_was_deleted_ends_its_turn_as_cancelled(shell: Shell) -> None:
     shell.turns.winner = conversation_deleted()
-    terminal = await shell.run(line="c")
+    terminal = await shell.run(conversation="c")
     assert (terminal.status, str(terminal.error)) == ("cancelled", "its conversation was deleted")
 
 
@@ -519,7 +519,7 @@ async def test_a_turn_that_is_cancelled_while_it_begins_may_write_nothing_from_t
     """Also before the broker has acknowledged its outcome."""
     shell.turns.beginnable.clear()
     shell.hold_answers = {ask.Terminal}
-    shell.submit("r", line="c")
+    shell.submit("r", conversation="c")
     await shell.until(lambda: shell.turns.begun)
     assert shell.turns.may_begin()
     shell.cancel("r")
@@ -542,7 +542,7 @@ async def test_a_turn_that_is_cancelled_while_it_begins_may_write_nothing_from_t
 )
 async def test_a_look_without_an_answer(shell: Shell, stands: Any, ended: list[tuple[str, str]]) -> None:
     shell.turns.stands = stands
-    shell.cancel_queued(line="c")
+    shell.cancel_queued(conversation="c")
     await shell.until_idle()
     assert shell.ended == ended
     assert ended or shell.work().stage is Stage.CHECKING_FOR_ANSWER
@@ -551,7 +551,7 @@ async def test_a_look_without_an_answer(shell: Shell, stands: Any, ended: list[t
 @pytest.mark.parametrize("error", [OSError("lost"), PenstockError("refused"), Expired("the store hangs")])
 async def test_an_answer_that_was_appended_before_a_failure_is_the_outcome(shell: Shell, error: Exception) -> None:
     shell.turns.winner = error
-    await shell.begin(line="c")
+    await shell.begin(conversation="c")
     shell.turns.stands = answer_of("r", "appended")
     shell.engine.finish("appended")
     terminal = await shell.until_ended()
@@ -564,7 +564,7 @@ async def test_a_failed_look_is_not_taken_for_no_answer(
 ) -> None:
     monkeypatch.setattr(execution, "AGAIN_S", 0.001)
     shell.turns.stands = error
-    shell.cancel_queued(line="c")
+    shell.cancel_queued(conversation="c")
     await shell.until(lambda: caplog.text.count("turn.look_up_waits request_id=r") > 3 or shell.ended)
     assert shell.ended == []
     shell.turns.stands = answer_of("r", "said before")
@@ -577,7 +577,7 @@ async def test_a_look_that_fails_ends_when_its_request_goes_to_another_worker(
 ) -> None:
     monkeypatch.setattr(execution, "AGAIN_S", 0.001)
     shell.turns.stands = OSError("away")
-    shell.cancel_queued(line="c")
+    shell.cancel_queued(conversation="c")
     await shell.until(lambda: len(shell.turns.mine) > 3 or shell.ended)
     shell.flow.assigned({}, 2, fenced=False, now=shell.now)
     await shell.until_idle()
@@ -757,12 +757,14 @@ async def test_there_is_no_summary_of_nothing(shell: Shell) -> None:
 
 async def test_an_edit_shows_what_it_named_and_gets_what_it_did_not_name(shell: Shell) -> None:
     brought = {"prompt": "p", "image": {"artifact_id": "a"}, "mask": {"artifact_id": "mask"}}
-    await shell.begin(task="image_editing", payload=brought, line="c")
+    await shell.begin(task="image_editing", payload=brought, conversation="c")
     assert shell.turns.shown == [{0: [picture("a")]}]
     shell.engine.finish(images=[{**MADE, "data": b"one"}])
     await shell.until_ended()
     shell.turns.pictured = [replace(answer_of("before", ""), artifacts=[picture("cat")])]
-    spec = await shell.begin("blue", task="image_editing", payload={"prompt": "make it blue", "image": {}}, line="c")
+    spec = await shell.begin(
+        "blue", task="image_editing", payload={"prompt": "make it blue", "image": {}}, conversation="c"
+    )
     assert spec.payload == {"prompt": "make it blue", "image": {"artifact_id": "cat"}}
     assert spec.images.keys() == {"image"}
     assert shell.fetched[-1][1] == {"artifact_id": "cat", "sha256": "cat"}
@@ -803,7 +805,7 @@ class Talking(Shell):
 
     async def turn(self, request_id: str, task: str, *pictures: bytes, **payload: Any) -> list[str]:
         """A turn that draws; the ids of what it made."""
-        self.submit(request_id, task=task, payload=payload, line="trip")
+        self.submit(request_id, task=task, payload=payload, conversation="trip")
         if pictures:
             await self.until_running()
             self.engine.finish(images=[{**MADE, "data": data} for data in pictures])

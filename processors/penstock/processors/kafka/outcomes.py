@@ -308,4 +308,4 @@ def usage_of(finished: Finished) -> Usage:
 def _held(effect: Terminal) -> ContextHeld | None:
     """What a turn's prompt held of its conversation."""
     prepared: Preparation | None = effect.prepared
-    return None if prepared is None or effect.subject.line is None else prepared.prepared.held
+    return None if prepared is None or effect.subject.conversation is None else prepared.prepared.held

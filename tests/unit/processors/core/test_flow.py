@@ -130,7 +130,7 @@ def test_a_failed_lane_touches_only_what_waits() -> None:
     world = World()
     world.hold_answers = {ask.PublishDeadLetter, ask.CheckForAnswer}
     letter = world.poison(BadAvro("no"), "named")
-    world.submit("turn", line="c")
+    world.submit("turn", conversation="c")
     world.cancel("turn")
     world.load_failed(InvalidRequest("never"))
     assert letter.stage is Stage.DEAD_LETTERING
@@ -147,8 +147,8 @@ def test_who_waits_behind_a_failed_load_runs_on_a_replica_that_has_come_back() -
     world.flow.orders.desire("m", False, None)
     world.settle()
     world.hold_answers = {ask.CheckForAnswer, ask.Prepare}
-    turn = world.submit("turn", line="c")
-    behind = world.submit("behind", line="c")
+    turn = world.submit("turn", conversation="c")
+    behind = world.submit("behind", conversation="c")
     world.load_failed(InvalidRequest("never"), replica=1)
     assert turn.stage is Stage.CHECKING_FOR_ANSWER
     world.flow.orders.desire("m", True, None)
@@ -163,7 +163,7 @@ def test_a_turn_on_a_failed_lane_ends_with_the_answer_that_stands_in_its_convers
     """A worker that died before it published the outcome had appended the answer: *failed* would contradict the log."""
     world = World()
     world.hold_answers = {ask.CheckForAnswer}
-    turn = world.submit("turn", line="c")
+    turn = world.submit("turn", conversation="c")
     world.submit("plain")
     world.load_failed(InvalidRequest("never"))
     assert turn.stage is Stage.CHECKING_FOR_ANSWER
@@ -179,7 +179,7 @@ def test_an_erased_request_that_is_delivered_again_does_not_run() -> None:
     world.cancel("r", kind="erase")
     (erase,) = world.effects(ask.Erase)
     world.book.erasure_done(erase.command)
-    world.submit("r", line="c")
+    world.submit("r", conversation="c")
     assert (world.started, world.ended) == ([], [("r", "cancelled")])
     assert [one.held for one in world.effects(ask.Erase)] == [False, True]
 
@@ -192,7 +192,7 @@ def at_stage(stage: str) -> World:
     """A turn `r` of the conversation `c` in this stage."""
     world = World() if stage == "queued" else ready(slots=0 if stage == "ready" else 1)
     world.hold_answers = {HELD[stage]} if stage in HELD else set()
-    work = world.submit("r", line="c")
+    work = world.submit("r", conversation="c")
     world.pass_time(0.02)
     if stage == "retrying":
         world.fail("r", EngineFailed("broken"))
@@ -214,7 +214,7 @@ def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str, kind: str
     assert [one.held for one in world.effects(ask.Erase)] == ([False, True] if kind == "erase" else [])
     assert not world.flow.works
     assert world.flow.lane("m").replicas[0].free_slots == world.flow.lane("m").replicas[0].slots
-    follower = world.submit("next", line="c")
+    follower = world.submit("next", conversation="c")
     if stage not in ("queued", "ready"):
         if stage in HELD:
             world.release(HELD[stage])
@@ -224,17 +224,17 @@ def test_a_cancel_ends_it_at_every_stage_but_after_its_end(stage: str, kind: str
 @pytest.mark.parametrize("stage", ["queued", "preparing", "ready", "beginning", "running", "retrying"])
 def test_a_deleted_conversation_ends_its_turns_and_no_others(stage: str) -> None:
     world = at_stage(stage)
-    world.submit("behind", LOW, line="c")
-    world.submit("other", line="d")
+    world.submit("behind", LOW, conversation="c")
+    world.submit("other", conversation="d")
     world.submit("alone")
     world.wall_ms += 1
-    world.submit("of another tenant", tenant="t", line="t.c")
+    world.submit("of another tenant", tenant="t", conversation="t.c")
     world.delete_conversation("c")
     assert sorted(world.ended) == [("behind", "cancelled"), ("r", "cancelled")]
     (error,) = {one.error for one in world.effects(ask.Terminal) if one.subject.request_id == "r"}
     assert str(error) == "its conversation was deleted"
     world.wall_ms += 1
-    world.submit("next", line="c")
+    world.submit("next", conversation="c")
     assert len(world.ended) == 2, "what was sent after the deletion waits or runs"
 
 
@@ -244,19 +244,19 @@ def test_a_turn_that_was_sent_before_the_deletion_ends_when_it_arrives_later() -
     world.wall_ms += 5
     world.delete_conversation("c")
     world.wall_ms = sent_ms
-    world.submit("before", line="c")
+    world.submit("before", conversation="c")
     world.submit("no turn of it")
     world.wall_ms += 5
-    world.submit("at the same time", line="c")
+    world.submit("at the same time", conversation="c")
     world.wall_ms += 1
-    world.submit("after", line="c")
+    world.submit("after", conversation="c")
     assert world.ended == [("before", "cancelled"), ("at the same time", "cancelled")]
     assert sorted(world.running) == ["after", "no turn of it"]
 
 
 def test_a_summary_ends_with_its_conversation_and_runs_beside_its_turns() -> None:
     world = ready(slots=4)
-    world.submit("turn", line="c")
+    world.submit("turn", conversation="c")
     world.submit("summary", conversation_id="c", task="summarization")
     assert world.started == ["turn", "summary"], "no turn holds it up"
     world.submit("late", conversation_id="c", task="summarization", settle=False)
@@ -280,8 +280,8 @@ def test_the_output_of_what_takes_no_turn_is_appended_where_its_topic_is_known()
 def test_a_parked_turn_of_a_deleted_conversation_is_read_again_to_end() -> None:
     world = World(intake_bytes=10_000)
     for number in range(200):
-        world.submit(f"r{number}", line="c" if number == 199 else None)
-    (parked,) = [work for work in world.flow.works.values() if work.line == "c"]
+        world.submit(f"r{number}", conversation="c" if number == 199 else None)
+    (parked,) = [work for work in world.flow.works.values() if work.conversation == "c"]
     assert parked.stage is Stage.PARKED
     world.delete_conversation("c")
     assert world.ended == [("r199", "cancelled")]
@@ -526,8 +526,8 @@ def test_a_turn_that_is_refused_behind_one_of_another_class_stays_before_the_lat
     world = World()
     world.hold_answers = {ask.Prepare}
     world.up(slots=4)
-    high = world.submit("high", HIGH, line="c")
-    low, later = (world.submit(name, LOW, line="c") for name in ("low-1", "low-2"))
+    high = world.submit("high", HIGH, conversation="c")
+    low, later = (world.submit(name, LOW, conversation="c") for name in ("low-1", "low-2"))
     world.pass_time(0.02)
     assert (high.stage, low.stage) == (Stage.PREPARING, Stage.PREPARING)
     world.hold_answers = set()
@@ -557,7 +557,7 @@ def test_suspects_wait_for_their_conversation() -> None:
     """Found by the simulator: a suspect was granted while another turn of its conversation was under way."""
     world = ready(slots=4)
     world.hold_answers = {ask.Prepare}
-    turn, other = world.submit("low", LOW, line="c"), world.submit("high", HIGH, line="c")
+    turn, other = world.submit("low", LOW, conversation="c"), world.submit("high", HIGH, conversation="c")
     world.pass_time(0.02)
     world.die()
     world.hold_answers = set()
@@ -619,7 +619,7 @@ def test_a_suspect_takes_an_empty_replica_though_one_before_it_waits_for_another
     world.settle()
     (kept,) = [one for one in lane.ready if one.exclusive is not None]
     lane.remember_prefix("c", kept)
-    world.submit("turn", HIGH, line="c")
+    world.submit("turn", HIGH, conversation="c")
     second = world.submit("second", settle=False)
     suspect_all([second])
     world.settle()
@@ -646,7 +646,7 @@ def test_an_answer_of_an_earlier_run_stands_under_a_new_number() -> None:
     """Found by the simulator: readers had seen this run's words, and the outcome's text was another's."""
     world = ready(slots=1)
     world.hold_answers = {ask.StoreOutput}
-    work = world.submit("r", line="c", stream=True)
+    work = world.submit("r", conversation="c", stream=True)
     world.delta("r", "my words")
     world.finish("r")
     world.flow.durable.stored(work.subject, None, None, world.now, another=True)
@@ -752,12 +752,12 @@ def test_a_record_that_is_delivered_again_after_partitions_were_added_is_still_t
     """Found by the simulator: it was moved as if it were new, and its repeat counted as done without an outcome."""
     world = ready(inline=True)
     world.hold_answers = {ask.Terminal}
-    world.submit("r", HIGH, line="c")
-    world.submit("r", LOW, line="c")
+    world.submit("r", HIGH, conversation="c")
+    world.submit("r", LOW, conversation="c")
     if finished:
         world.finish("r")
         world.release(ask.Terminal)
-    world.submit("r", HIGH, line="c", belongs_on=3, offset=0)
+    world.submit("r", HIGH, conversation="c", belongs_on=3, offset=0)
     assert world.effects(ask.Republish) == []
     if not finished:
         assert world.committed(LOW) == 0
@@ -771,8 +771,8 @@ def test_a_record_that_was_moved_is_not_taken_when_the_partition_has_become_its_
     """Simulator, seed 91593: partitions were added between two deliveries; it ran although it had been moved."""
     world = ready(inline=True)
     world.hold_answers = set() if moved else {ask.Republish}
-    world.submit("r", HIGH, line="c", belongs_on=3)
-    world.submit("r", HIGH, line="c", offset=0)
+    world.submit("r", HIGH, conversation="c", belongs_on=3)
+    world.submit("r", HIGH, conversation="c", offset=0)
     assert not world.running
     world.release(ask.Republish)
     assert world.committed(HIGH) == 1
@@ -787,7 +787,7 @@ def test_a_turn_that_two_workers_died_of_ends_with_the_answer_that_stands_in_its
     world.died_of = dict.fromkeys(("answered", "silent", "plain"), 2)
     world.up()
     world.hold_answers = {ask.CheckForAnswer}
-    turns = [world.submit(name, line=name, max_attempts=2) for name in ("answered", "silent")]
+    turns = [world.submit(name, conversation=name, max_attempts=2) for name in ("answered", "silent")]
     for turn in turns:
         assert turn.stage is Stage.CHECKING_FOR_ANSWER
         answer = STANDS if turn.request_id == "answered" else None
@@ -807,7 +807,7 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
     world = World(retries=RetrySettings(first_s=1.0))
     world.hold_answers = {ask.Begin if way == "cancelled as it begins" else ask.Prepare, ask.CheckForAnswer}
     world.up()
-    turn = world.submit("turn", line="c", max_attempts=2 if way == "cancelled between attempts" else 1)
+    turn = world.submit("turn", conversation="c", max_attempts=2 if way == "cancelled between attempts" else 1)
     match way:
         case "dies":
             world.die()
@@ -827,8 +827,8 @@ def test_a_turn_of_which_no_run_has_begun_here_ends_with_the_answer_that_stands(
 def test_a_parked_turn_whose_record_is_gone_ends_with_the_answer_that_stands_in_its_conversation() -> None:
     world = World(intake_bytes=10_000)
     for number in range(200):
-        world.submit(f"r{number}", line="c" if number == 199 else None)
-    (parked,) = [work for work in world.flow.works.values() if work.line == "c"]
+        world.submit(f"r{number}", conversation="c" if number == 199 else None)
+    (parked,) = [work for work in world.flow.works.values() if work.conversation == "c"]
     assert parked.stage is Stage.PARKED
     world.hold_answers = {ask.Fetch, ask.CheckForAnswer}
     world.cancel("r199")
@@ -847,7 +847,7 @@ def test_a_turn_that_cannot_be_moved_ends_with_the_answer_that_stands_in_its_con
     """Found by the simulator: another record of it had been answered where its conversation is."""
     world = ready()
     world.hold_answers = {ask.Republish, ask.CheckForAnswer}
-    turn = world.submit("r", line="c", belongs_on=3)
+    turn = world.submit("r", conversation="c", belongs_on=3)
     world.flow.durable.cannot_move(turn.subject, error, world.now)
     assert turn.stage is Stage.CHECKING_FOR_ANSWER
     world.answer_checked(turn, STANDS if stands else None)

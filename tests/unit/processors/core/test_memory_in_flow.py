@@ -232,7 +232,7 @@ def test_a_saturated_model_gets_a_replica_more_where_memory_lies_free() -> None:
 
 def test_a_conversation_prefers_the_replica_that_has_its_beginning() -> None:
     world = Card(80, {"a": gb(30)}, slots=2, affinity_s=0.5, specs=[spec("a", min_replicas=2, max_replicas=2)])
-    world.submit("first", line="c")
+    world.submit("first", conversation="c")
     world.pass_steps(0.5)
     assert world.ready("a") == [0, 1]
     first = world.running["first"]
@@ -241,7 +241,7 @@ def test_a_conversation_prefers_the_replica_that_has_its_beginning() -> None:
     mine = {work.run.replica for work in others if work is not None and work.run is not None}
     assert mine, "they run"
     for number in range(3):
-        world.submit(f"turn{number}", line="c")
+        world.submit(f"turn{number}", conversation="c")
         world.pass_time(0.05)
         work = world.running[f"turn{number}"]
         assert work.run.replica == first.run.replica
@@ -302,9 +302,9 @@ def test_what_could_start_now_goes_where_a_slot_is_free_not_where_fewer_are_prep
     world.hold_answers.add(ask.Prepare)
     for number in range(3):
         lane.remember_prefix(f"c{number}", lane.replicas[1])
-        world.submit(f"turn{number}", "high", line=f"c{number}")
+        world.submit(f"turn{number}", "high", conversation=f"c{number}")
     world.pass_time(0.3)  # room is kept for a moment only for those whose conversations are being read
-    world.submit("turn", "high", line="new", settle=False)
+    world.submit("turn", "high", conversation="new", settle=False)
     world.submit("urgent", "high", settle=False)
     world.submit("low", "low", settle=False)
     world.settle()

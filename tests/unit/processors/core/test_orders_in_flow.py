@@ -57,8 +57,8 @@ def test_what_waits_for_a_model_that_is_removed_is_told_at_once(paused: str, loa
         world.flow.orders.pause(paused, "a" if paused == "model" else MEDIUM, True)
     for number in range(300):
         world.submit(f"r{number}", model="a", settle=False)
-    world.submit("turn", model="a", line="c")
-    world.submit("behind", model="b", line="c")
+    world.submit("turn", model="a", conversation="c")
+    world.submit("behind", model="b", conversation="c")
     world.specs.pop("a")
     world.configure()
     world.pass_steps(0.5)
@@ -217,8 +217,8 @@ def test_a_turn_behind_another_one_is_promised_no_start() -> None:
     world.pass_time(1.0)
     world.finish("warm")
     world.flow.orders.pause("model", "m", True)
-    world.submit("first", model="m", line="c")
-    work = world.submit("second", model="other", line="c")
+    world.submit("first", model="m", conversation="c")
+    work = world.submit("second", model="other", conversation="c")
     waiting = world.flow.waiting_for(work, world.now)
     assert waiting.reason == "conversation"
     assert waiting.estimated_start_at is None
@@ -229,8 +229,8 @@ def test_a_turn_behind_another_one_says_no_longer_that_it_is_paused_once_it_is_r
     world = World("m")
     world.up("m", slots=4)
     world.flow.orders.pause("model", "m", True)
-    world.submit("first", line="c")
-    world.submit("second", line="c")
+    world.submit("first", conversation="c")
+    world.submit("second", conversation="c")
     pass_seconds(world, 2)
     assert said(world, "first") == "paused"
     world.flow.orders.pause("model", "m", False)
@@ -296,10 +296,10 @@ def test_a_turn_that_another_class_passes_says_that_it_waits_for_that_turn() -> 
     """It may start, until the other one does: it kept saying that its model was loaded while the other one ran."""
     world = World("m", "other")
     world.up("other")
-    world.submit("low", LOW, model="m", line="c")
+    world.submit("low", LOW, model="m", conversation="c")
     pass_seconds(world, 2)
     assert said(world, "low") == "model_loading"
-    world.submit("high", HIGH, model="other", line="c")
+    world.submit("high", HIGH, model="other", conversation="c")
     pass_seconds(world, 2)
     assert world.running.keys() == {"high"}
     assert said(world, "low") == "conversation"

@@ -111,8 +111,8 @@ def test_others_wait_for_seconds_only_while_one_that_must_run_alone_is_prepared(
 def test_one_that_must_run_alone_and_is_not_next_in_its_conversation_any_more_holds_nobody_up() -> None:
     world = World("m", "other")
     world.died_of = {"alone": 2}
-    world.submit("before", MEDIUM, line="c", model="other")
-    work = world.submit("alone", LOW, line="c", model="m")
+    world.submit("before", MEDIUM, conversation="c", model="other")
+    work = world.submit("alone", LOW, conversation="c", model="m")
     world.hold_answers = {ask.Prepare}
     world.up("m")
     assert world.flow.claim.holder is work

@@ -185,16 +185,16 @@ class Lane:
 
     # -- conversations
 
-    def remember_prefix(self, line: str, replica: Replica) -> None:
+    def remember_prefix(self, conversation: str, replica: Replica) -> None:
         """The replica has the beginning of this conversation in its cache."""
-        self._prefixes[line] = replica
-        self._prefixes.move_to_end(line)
+        self._prefixes[conversation] = replica
+        self._prefixes.move_to_end(conversation)
         if len(self._prefixes) > PREFIXES:
             self._prefixes.popitem(last=False)
 
-    def with_prefix(self, line: str) -> Replica | None:
+    def with_prefix(self, conversation: str) -> Replica | None:
         """The ready replica that has the beginning of this conversation."""
-        replica = self._prefixes.get(line)
+        replica = self._prefixes.get(conversation)
         return replica if replica is not None and replica in self.ready else None
 
     # -- loading

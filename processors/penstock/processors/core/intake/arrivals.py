@@ -16,7 +16,7 @@ class Taken:
     request: InferenceRequest
     origin: Origin
     klass: str
-    line: str | None
+    conversation: str | None
     attempt: int
     deadline_ms: int | None
     error: PenstockError | None

@@ -130,7 +130,7 @@ class Arrivals:
             task=request.task,
             klass=read.klass,
             priority=request.priority,
-            line=read.line,
+            conversation=read.conversation,
             names_pool=request.pool is not None,
             conversation_id=request.conversation_id,
             deadline_ms=deadline_ms,

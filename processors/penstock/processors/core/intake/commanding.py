@@ -39,15 +39,15 @@ def lost_work(command: ControlCommand, key: WorkKey, origin: Origin, *, epoch: i
         conversation_id=conversation_id,
         created_at=origin.append_time_ms,
     )
-    line = None
+    conversation = None
     if conversation_id is not None and takes_turn(request.task):
-        line = conversation_key(command.tenant, conversation_id)
+        conversation = conversation_key(command.tenant, conversation_id)
     return Work(
         key=key,
         request_id=command.request_id,
         tenant=command.tenant,
         task=request.task,
-        line=line,
+        conversation=conversation,
         conversation_id=conversation_id,
         arrived_at=now,
         seq=seq,

@@ -171,18 +171,18 @@ class Intake:
         error: PenstockError | None,
         size: int,
     ) -> Taken:
-        line = belongs_on = None
+        conversation = belongs_on = None
         moved = origin is not place
         pool = None if self._pools is None or error is not None else self._pools.other_pool(request, moved=moved)
         if request.conversation_id is not None and error is None:
             key = conversation_key(request.tenant, request.conversation_id)
             belongs_on = None if pool is not None else self._belongs_on(key, place, moved=moved)
-            line = key if takes_turn(request.task) else None
+            conversation = key if takes_turn(request.task) else None
         return Taken(
             request=request,
             origin=origin,
             klass=self._class_of.get(place.topic) or priority_class(request.priority),
-            line=line,
+            conversation=conversation,
             attempt=attempt,
             deadline_ms=deadline_of(request, origin.append_time_ms),
             error=error,

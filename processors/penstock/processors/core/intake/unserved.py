@@ -75,7 +75,7 @@ class UnservedRequests:
     def pass_on_arrival(self, work: Work) -> bool:
         """Pass a new request on. Returns False if it must wait here."""
         destination = self._destination(work)
-        if destination is None or (work.line is not None and self._scheduler.has_turns(work.line)):
+        if destination is None or (work.conversation is not None and self._scheduler.has_turns(work.conversation)):
             return False
         self._pass_on(work, "arrive_elsewhere", destination)
         return True
@@ -204,7 +204,7 @@ class UnservedRequests:
             return
         if destination is not None and work.stage is Stage.PARKED and self._scheduler.eligible(work):
             work.pass_to = destination
-            if work.line is not None:  # the next turn follows it, also if its bytes are read sooner
+            if work.conversation is not None:  # the next turn follows it, also if its bytes are read sooner
                 self._holdings.hold_line(work)
             self._endings.fetch(work)
             return

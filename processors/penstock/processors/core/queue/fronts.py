@@ -64,6 +64,6 @@ class Fronts(Generic[ItemT]):
         return [name for name, lane in self._lanes.items() if lane.strict(self.paused) is not None]
 
     def depth(self, lane: str, klass: str) -> int:
-        """Queued items of a class on a lane, those behind their line included."""
+        """Queued items of a class on a lane, those behind their conversation included."""
         known = self._lanes.get(lane)
         return 0 if known is None else known.depths[klass]

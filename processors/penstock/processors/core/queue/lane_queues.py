@@ -27,7 +27,7 @@ class Item(Protocol):
     @property
     def tenant(self) -> str: ...
     @property
-    def line(self) -> str | None: ...
+    def conversation(self) -> str | None: ...
     @property
     def deadline(self) -> float | None: ...
     @property
@@ -51,7 +51,7 @@ class QueuedItem(Generic[ItemT]):
         self.ticket = ticket
         self.klass = item.klass
         self.seq = item.seq
-        self.returned = returned  # it was started before and holds its line
+        self.returned = returned  # it was started before and holds its conversation
         self.aged = False
         self.entry: Entry | None = None
         self.aged_entry: Entry | None = None

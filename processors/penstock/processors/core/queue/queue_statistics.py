@@ -11,7 +11,7 @@ from penstock.schemas.topics import CLASSES
 
 
 class QueueStatistics(Generic[ItemT]):
-    """Of all lanes together, those behind their line included. The scheduler counts in and out."""
+    """Of all lanes together, those behind their conversation included. The scheduler counts in and out."""
 
     def __init__(self) -> None:
         self._depths = dict.fromkeys(CLASSES, 0)

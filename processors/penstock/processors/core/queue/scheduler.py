@@ -67,7 +67,7 @@ class Scheduler(Generic[ItemT]):
         self._queue(item, returned=False)
 
     def put_back(self, item: ItemT) -> None:
-        """A started item must start again: it gets its old place, holds its line, and its tenant gets the cost back."""
+        """A started item starts again: it has its old place and its conversation, its tenant gets the cost back."""
         self._queue(item, returned=True, refund=True)
 
     def _queue(self, item: ItemT, *, returned: bool, refund: bool = False) -> None:
@@ -84,23 +84,23 @@ class Scheduler(Generic[ItemT]):
         lane.depths[queued.klass] += 1
         if queued.klass in lane.arrivals:
             lane.arrivals[queued.klass].add((item.arrived_at, item.ticket, queued))
-        if item.line is None:
+        if item.conversation is None:
             lane.admit(queued, refund=refund)
             return
         if returned:
-            self._turns.put_back(item.line, queued)
+            self._turns.put_back(item.conversation, queued)
             lane.admit(queued, refund=refund)
         else:
-            self._turns.add(item.line, queued)
+            self._turns.add(item.conversation, queued)
 
     def remove(self, item: ItemT) -> bool:
-        """Take an item out that will not start; False when it is not queued. One that held its line lets go of it."""
+        """Take out an item that will not start; False when it is not queued. What it held of a conversation is free."""
         queued = self._queued_of(item)
         if queued is None:
             return False
         self._withdraw(queued)
-        if queued.returned and item.line is not None:
-            self.release_line(item.line)
+        if queued.returned and item.conversation is not None:
+            self.release_conversation(item.conversation)
         return True
 
     def _leave(self, queued: QueuedItem[ItemT]) -> None:
@@ -114,8 +114,8 @@ class Scheduler(Generic[ItemT]):
         lane.depths[queued.klass] -= 1
         if queued.klass in lane.arrivals and not queued.aged:
             lane.arrivals[queued.klass].remove((item.arrived_at, queued.ticket, queued))
-        if item.line is not None:
-            self._turns.left(item.line, queued)
+        if item.conversation is not None:
+            self._turns.left(item.conversation, queued)
 
     def reprioritize(self, item: ItemT, klass: str, priority: int) -> bool:
         """Move an item to another class or priority, in the place of its arrival there; False when it is not queued."""
@@ -141,7 +141,7 @@ class Scheduler(Generic[ItemT]):
         self._leave(queued)
 
     def start(self, item: ItemT, now: float, tokens: int = 0) -> None:
-        """An eligible item starts: it leaves the queue, its tenant pays, its line is held until `release_line`.
+        """An eligible item starts: it leaves the queue, its tenant pays, its conversation is held until it is released.
 
         `tokens` of its engine's cache are its own until `EngineSlack.ended`.
         """
@@ -157,7 +157,7 @@ class Scheduler(Generic[ItemT]):
         self._take(queued, lane)
 
     def hold(self, item: ItemT) -> None:
-        """An eligible item leaves the queue without having started, to be put back later: its line is held."""
+        """An eligible item leaves the queue without having started, to be put back later: its conversation is held."""
         self._take(self._eligible(item), self._lanes[item.lane])
 
     def _eligible(self, item: ItemT) -> QueuedItem[ItemT]:
@@ -170,15 +170,15 @@ class Scheduler(Generic[ItemT]):
         item = queued.item
         assert queued.entry is not None
         lane.take(queued, queued.entry)
-        if item.line is not None:
-            self._turns.is_out(item.line, queued)
+        if item.conversation is not None:
+            self._turns.is_out(item.conversation, queued)
         self._leave(queued)
 
     def _is_turn_of_aged(self, lane: LaneQueues[ItemT]) -> bool:
         return lane.since_aged >= self._aged_share - 1
 
-    def release_line(self, name: str) -> None:
-        """The started item of a line has ended: the next ones become eligible."""
+    def release_conversation(self, name: str) -> None:
+        """The started item of a conversation has ended: the next ones become eligible."""
         if self._turns.release(name):
             self._changes += 1
 
@@ -229,9 +229,9 @@ class Scheduler(Generic[ItemT]):
                     if self._changes != changes:
                         return
 
-    def has_turns(self, line: str) -> bool:
+    def has_turns(self, conversation: str) -> bool:
         """Whether a turn of a conversation is queued or started."""
-        return line in self._turns
+        return conversation in self._turns
 
     def eligible(self, item: ItemT) -> bool:
         """Whether it is queued and no other turn of its conversation is before it."""

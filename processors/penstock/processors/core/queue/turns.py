@@ -1,6 +1,6 @@
-"""Conversations as lines: one turn of a line is out at a time, and within a class they go in the order of their log.
+"""Turns of conversations: one of each is out at a time, and within a class they go in the order of their log.
 
-Of each class the first turn of a line is eligible, none while one of it is out.
+Of each class the first turn of a conversation is eligible, none while one of it is out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic
 from penstock.processors.core.queue.lane_queues import ItemT, LaneQueues, QueuedItem
 
 
-class _Line(Generic[ItemT]):
+class _Conversation(Generic[ItemT]):
     """The waiting turns of one conversation. `held`: one of them was started and has not ended."""
 
     __slots__ = ("fronts", "held", "returned", "waiting")
@@ -21,7 +21,7 @@ class _Line(Generic[ItemT]):
         self.waiting: dict[str, list[tuple[int, int, QueuedItem[ItemT]]]] = {}  # by class, in the order of the log
         self.fronts: dict[str, QueuedItem[ItemT]] = {}  # by class, the turn that is eligible
         self.held = False
-        self.returned: QueuedItem[ItemT] | None = None  # the turn that holds the line and waits to be started again
+        self.returned: QueuedItem[ItemT] | None = None  # the turn that is held and waits to be started again
 
     def __bool__(self) -> bool:
         """Whether there is anything to remember."""
@@ -41,85 +41,85 @@ class _Line(Generic[ItemT]):
 
 
 class TurnAdmission(Generic[ItemT]):
-    """Admits items of lines to the queues of their lanes, and withdraws them, as their lines move on."""
+    """Admits turns to the queues of their lanes, and withdraws them, as their conversations move on."""
 
     def __init__(self, lanes: Mapping[str, LaneQueues[ItemT]]) -> None:
         self._lanes = lanes
-        self._lines: dict[str, _Line[ItemT]] = {}
+        self._conversations: dict[str, _Conversation[ItemT]] = {}
 
     def __len__(self) -> int:
         """Lines that have an item queued or started."""
-        return len(self._lines)
+        return len(self._conversations)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a line has an item queued or started."""
-        return name in self._lines
+        """Whether a conversation has an item queued or started."""
+        return name in self._conversations
 
     def add(self, name: str, queued: QueuedItem[ItemT]) -> None:
         """A turn is queued behind those that are there."""
-        line = self._line(name)
-        line.add(queued)
-        self._update_front(line, queued.klass)
+        conversation = self._conversation(name)
+        conversation.add(queued)
+        self._update_front(conversation, queued.klass)
 
     def put_back(self, name: str, queued: QueuedItem[ItemT]) -> None:
-        """A turn that was out must start again: it holds its line meanwhile."""
-        line = self._line(name)
-        line.held, line.returned = True, queued
+        """A turn that was out must start again: it holds its conversation meanwhile."""
+        conversation = self._conversation(name)
+        conversation.held, conversation.returned = True, queued
 
     def left(self, name: str, queued: QueuedItem[ItemT]) -> None:
         """A turn is not queued any more."""
-        line, klass = self._lines[name], queued.klass
+        conversation, klass = self._conversations[name], queued.klass
         if queued.returned:
-            line.returned = None
+            conversation.returned = None
             return
-        line.left(queued)
-        if line.fronts.get(klass) is queued:
-            del line.fronts[klass]
-        self._update_front(line, klass)
+        conversation.left(queued)
+        if conversation.fronts.get(klass) is queued:
+            del conversation.fronts[klass]
+        self._update_front(conversation, klass)
         self._forget(name)
 
     def is_out(self, name: str, queued: QueuedItem[ItemT]) -> None:
-        """A turn leaves the queue and holds its line until `release`: no other one is eligible."""
-        line = self._lines[name]
-        line.held = True
-        for klass in list(line.fronts):
-            if line.fronts[klass] is not queued:
-                self._update_front(line, klass)
+        """A turn leaves the queue and holds its conversation until `release`: no other one is eligible."""
+        conversation = self._conversations[name]
+        conversation.held = True
+        for klass in list(conversation.fronts):
+            if conversation.fronts[klass] is not queued:
+                self._update_front(conversation, klass)
 
     def release(self, name: str) -> bool:
         """The turn that was out has ended: the next ones become eligible. Whether one was out."""
-        line = self._lines.get(name)
-        if line is None or not line.held:
+        conversation = self._conversations.get(name)
+        if conversation is None or not conversation.held:
             return False
-        line.held = False
-        if (queued := line.returned) is not None:  # it waits like the others from now on
-            line.returned = None
+        conversation.held = False
+        if (queued := conversation.returned) is not None:  # it waits like the others from now on
+            conversation.returned = None
             queued.returned = False
             self._lanes[queued.item.lane].withdraw(queued)
-            line.add(queued)
-        for klass in list(line.waiting):
-            self._update_front(line, klass)
+            conversation.add(queued)
+        for klass in list(conversation.waiting):
+            self._update_front(conversation, klass)
         self._forget(name)
         return True
 
-    def _line(self, name: str) -> _Line[ItemT]:
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = _Line()
-        return line
+    def _conversation(self, name: str) -> _Conversation[ItemT]:
+        conversation = self._conversations.get(name)
+        if conversation is None:
+            conversation = self._conversations[name] = _Conversation()
+        return conversation
 
-    def _update_front(self, line: _Line[ItemT], klass: str) -> None:
-        before, now = line.fronts.get(klass), line.front(klass)
+    def _update_front(self, conversation: _Conversation[ItemT], klass: str) -> None:
+        before, now = conversation.fronts.get(klass), conversation.front(klass)
         if before is now:
             return
         if now is not None:
-            line.fronts[klass] = now
+            conversation.fronts[klass] = now
             self._lanes[now.item.lane].admit(now)
         else:
-            del line.fronts[klass]
+            del conversation.fronts[klass]
         if before is not None:
             self._lanes[before.item.lane].withdraw(before)
 
     def _forget(self, name: str) -> None:
-        if not self._lines[name]:
-            del self._lines[name]
+        if not self._conversations[name]:
+            del self._conversations[name]

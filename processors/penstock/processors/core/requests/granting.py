@@ -58,7 +58,7 @@ class Grants:
         """It leaves the queue and takes its room, which is free."""
         run = work.run if work.run is not None and work.stage is Stage.READY else self._new_run(replica, work, now)
         self._scheduler.start(work, now, run.need_tokens)
-        work.holds_line = work.line is not None
+        work.holds_conversation = work.conversation is not None
         replica.take(work, run.need_tokens, now)
         if replica.device is not None:
             lane.uses.used(now)
@@ -70,7 +70,7 @@ class Grants:
         if work.started_at is None:
             work.started_at = now
             work.load_ms = lane.loading_ms(work.arrived_at, now)
-        if work.line is not None:
+        if work.conversation is not None:
             self._registry.transition(work, "grant", Stage.BEGINNING)
             self._emit(Begin(work.subject, run.run_id, run.mark, run.prepared))
         else:

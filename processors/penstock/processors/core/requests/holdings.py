@@ -1,4 +1,4 @@
-"""What a request holds (its place in the queue, its run, its memory, its line, its bytes), and how it comes back."""
+"""What a request holds (its place in the queue, its conversation, run, memory and bytes), and how it comes back."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Holdings:
                 self._budget.drop_body(work.klass, work.lane, work.size_bytes)
             self.rereads.over(work)
         clear_suspicion(work)
-        if work.line is not None and work.holds_line:
-            self._scheduler.release_line(work.line)
+        if work.conversation is not None and work.holds_conversation:
+            self._scheduler.release_conversation(work.conversation)
             self._dirty.look_at_all(self._lanes.values())  # the next turn may be for another model
 
     def stop_run(self, work: Work) -> None:
@@ -72,9 +72,9 @@ class Holdings:
             self.unqueue(work)
 
     def unqueue(self, work: Work) -> None:
-        """Out of the scheduler, which lets go of its line if it held one. What waited for a retry is not there."""
+        """Out of the scheduler, which releases its conversation. What waits for a retry is not there."""
         if self._scheduler.remove(work):
-            work.holds_line = False
+            work.holds_conversation = False
 
     def drop_body_over_share(self, work: Work) -> None:
         """It waits for its next attempt, and its bytes are read again before that if its share has no room for them."""
@@ -126,7 +126,7 @@ class Holdings:
             return
         if self._scheduler.eligible(work):
             self._scheduler.hold(work)
-            work.holds_line = work.line is not None
+            work.holds_conversation = work.conversation is not None
         else:
             self.unqueue(work)
 

@@ -114,7 +114,7 @@ class Statuses:
                 waiting = replace(waiting, estimated_start_at=None)  # the estimate was wrong, and so would the next be
             work.published_waiting = waits
             self._turns.pop(work, None)
-            if work.line is not None and waiting.reason != "conversation":
+            if work.conversation is not None and waiting.reason != "conversation":
                 self._turns[work] = None
             work.published_start_at = self._explainer.to_clock(waiting.estimated_start_at)
         work.published_status = status

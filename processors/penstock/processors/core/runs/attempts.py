@@ -133,11 +133,11 @@ class Attempts:
         lane.survived()
         if run.run_at is not None:
             self._forecast.ran(work.lane, now - run.run_at, work.cost)
-        if work.line is not None and (replica := lane.replica_of(work)) is not None:
-            lane.remember_prefix(work.line, replica)
+        if work.conversation is not None and (replica := lane.replica_of(work)) is not None:
+            lane.remember_prefix(work.conversation, replica)
         self._holdings.give_back(work)
         clear_suspicion(work)
-        append = work.line is not None or run.appends
+        append = work.conversation is not None or run.appends
         self._endings.completed(work, "finished", finished, now, append=append, large=large, output_bytes=output_bytes)
 
     def failed(self, subject: Subject, run_id: str, error: PenstockError, now: float, *, again: bool) -> None:

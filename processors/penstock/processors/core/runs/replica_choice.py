@@ -62,8 +62,8 @@ class ReplicaChoice:
         run = work.run
         if run is not None:
             return self._of_prepared(lane, work, run.replica, capacities, now)
-        if len(lane.ready) > 1 and work.line is not None:
-            known = lane.with_prefix(work.line)
+        if len(lane.ready) > 1 and work.conversation is not None:
+            known = lane.with_prefix(work.conversation)
             if known is not None:
                 work.held_off_at = now if work.held_off_at is None else work.held_off_at
                 if now - work.held_off_at < self._affinity_s:

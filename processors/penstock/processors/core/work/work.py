@@ -52,7 +52,8 @@ class Subject:
     task: str
     lane: str
     """The model that serves it; empty while none is chosen."""
-    line: str | None
+    conversation: str | None
+    """The key of the conversation of which it is a turn (`conversation_key`), None if it is no turn."""
     attempt: int
     epoch: int
     origin: Origin
@@ -169,7 +170,7 @@ class Work:
     lane: str = ""
     model_reason: str | None = None
     """Why this model, when its caller named none."""
-    line: str | None = None
+    conversation: str | None = None
     deadline_ms: int | None = None
     deadline: float | None = None
     arrived_at: float
@@ -183,7 +184,7 @@ class Work:
     ticket: int = 0
     conversation_id: str | None = None
     """Also of what is no turn of it."""
-    holds_line: bool = False
+    holds_conversation: bool = False
     """Its conversation waits for it: it was granted once."""
     begun: bool = False
     """A run of it has begun here: no answer stood in its conversation then."""
@@ -287,7 +288,7 @@ class Work:
     @property
     def starts_unprepared(self) -> bool:
         """Whether nothing has to be read for it before it starts, on an engine that counts no prompts."""
-        return self.line is None and not self.may_resume_stream and not self.stored_input
+        return self.conversation is None and not self.may_resume_stream and not self.stored_input
 
     @property
     def goes_on_from(self) -> PublishedPrefix | None:
@@ -324,7 +325,7 @@ class Work:
                 self.tenant,
                 self.task,
                 self.lane,
-                self.line,
+                self.conversation,
                 self.attempt,
                 self.epoch,
                 self.first_place,

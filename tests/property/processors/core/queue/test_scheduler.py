@@ -1,4 +1,4 @@
-"""The scheduler against a plain list of items: classes, the share of the aged, tenants, lanes and lines."""
+"""The scheduler against a plain list of items: classes, the share of the aged, tenants, lanes and conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGING_S = 10.0
 SHARE = 3
 LANES = ("a", "b")
 TENANTS = ("t", "u", "v")
-LINES = ("x", "y")
+CONVERSATIONS = ("x", "y")
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
@@ -30,7 +30,7 @@ class Work:
     klass: str = "medium"
     tenant: str = "t"
     lane: str = "a"
-    line: str | None = None
+    conversation: str | None = None
     priority: int = 5
     deadline: float | None = None
     arrived_at: float = 0.0
@@ -42,7 +42,7 @@ class Work:
         return (self.priority, inf if self.deadline is None else self.deadline, self.seq)
 
     def __repr__(self) -> str:
-        return f"{self.seq}:{self.klass}/{self.tenant}/{self.lane}/{self.line}"
+        return f"{self.seq}:{self.klass}/{self.tenant}/{self.lane}/{self.conversation}"
 
 
 FACTS = st.fixed_dictionaries(
@@ -50,7 +50,7 @@ FACTS = st.fixed_dictionaries(
         "klass": st.sampled_from(CLASSES),
         "lane": st.sampled_from(LANES),
         "tenant": st.sampled_from(TENANTS),
-        "line": st.sampled_from((None, None, *LINES)),
+        "conversation": st.sampled_from((None, None, *CONVERSATIONS)),
         "priority": st.integers(4, 6),
         "cost": st.integers(1, 9),
     }
@@ -65,21 +65,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler: Scheduler[Work] = Scheduler(aging_s=AGING_S, aged_share=SHARE)
         self.queued: list[Work] = []
         self.out: list[Work] = []
-        self.returned: set[Work] = set()  # queued again, and holding their lines
+        self.returned: set[Work] = set()  # queued again, and holding their conversations
         self.now = 0.0
         self.number = 0
         self.not_aged: dict[str, int] = dict.fromkeys(LANES, 0)  # starts since an aged item was passed over
 
     # -- the model
 
-    def held(self, line: str) -> bool:
-        return any(one.line == line for one in (*self.out, *self.returned))
+    def held(self, conversation: str) -> bool:
+        return any(one.conversation == conversation for one in (*self.out, *self.returned))
 
     def eligible(self, lane: str, klass: str) -> list[Work]:
         def may_start(item: Work) -> bool:
-            before = [one for one in self.queued if one.line == item.line and one.klass == item.klass]
+            before = [one for one in self.queued if one.conversation == item.conversation and one.klass == item.klass]
             is_first = item is min(before, key=lambda one: one.seq)
-            return item.line is None or item in self.returned or (is_first and not self.held(item.line))
+            return item.conversation is None or item in self.returned or (is_first and not self.held(item.conversation))
 
         return [item for item in self.queued if (item.lane, item.klass) == (lane, klass) and may_start(item)]
 
@@ -115,7 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.start(item, self.now)
         self.queued.remove(item)
         self.returned.discard(item)
-        assert item.line is None or not self.held(item.line), "two turns of a line are out"
+        assert item.conversation is None or not self.held(item.conversation), "two turns of a conversation are out"
         self.out.append(item)
 
     @rule(lane=st.sampled_from(LANES), count=st.integers(1, 4))
@@ -151,8 +151,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end(self, pick: int) -> None:
         if item := self.pick(self.out, pick):
             self.out.remove(item)
-            if item.line is not None:
-                self.scheduler.release_line(item.line)
+            if item.conversation is not None:
+                self.scheduler.release_conversation(item.conversation)
 
     @rule(pick=st.integers(0, 20))
     def put_back(self, pick: int) -> None:
@@ -162,12 +162,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.queued.append(item)
             self.returned.add(item)
 
-    @rule(line=st.sampled_from(LINES))
-    def release_too_often(self, line: str) -> None:
+    @rule(conversation=st.sampled_from(CONVERSATIONS))
+    def release_too_often(self, conversation: str) -> None:
         """A release while the turn waits to be started again: it waits like the others from now on."""
-        if not any(one.line == line for one in self.out):
-            self.scheduler.release_line(line)
-            self.returned = {one for one in self.returned if one.line != line}
+        if not any(one.conversation == conversation for one in self.out):
+            self.scheduler.release_conversation(conversation)
+            self.returned = {one for one in self.returned if one.conversation != conversation}
 
     @rule(pick=st.integers(0, 20))
     def remove(self, pick: int) -> None:
@@ -242,7 +242,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.fronts.front(3) == front[:3]
 
     def teardown(self) -> None:
-        """Everything can be taken out, the turns of each line one at a time in the order of its log."""
+        """Everything can be taken out, the turns of each conversation one at a time in the order of its log."""
         while self.queued or self.out:
             before, busy = len(self.queued), bool(self.out)
             for lane in LANES:
@@ -250,11 +250,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             ended: dict[tuple[str, str], int] = {}
             for item in list(self.out):
                 self.out.remove(item)
-                if item.line is not None:
-                    place = (item.line, item.klass)
+                if item.conversation is not None:
+                    place = (item.conversation, item.klass)
                     assert ended.get(place, -1000) < item.seq
                     ended[place] = item.seq
-                    self.scheduler.release_line(item.line)
+                    self.scheduler.release_conversation(item.conversation)
             assert len(self.queued) < before or busy, "something can never start"
         assert len(self.scheduler) == 0
         assert not len(self.scheduler._turns)
@@ -362,7 +362,7 @@ def test_who_comes_back_after_a_refund_is_first_again(scheduler: Scheduler[Work]
 
 
 def test_a_turn_that_was_put_back_and_removed_opens_its_line(scheduler: Scheduler[Work]) -> None:
-    turns = [Work(at, line="x") for at in range(3)]
+    turns = [Work(at, conversation="x") for at in range(3)]
     for turn in turns:
         scheduler.add(turn)
     scheduler.start(turns[0], 0.0)
@@ -373,15 +373,15 @@ def test_a_turn_that_was_put_back_and_removed_opens_its_line(scheduler: Schedule
 
 
 def test_a_turn_of_another_class_passes_turns(scheduler: Scheduler[Work]) -> None:
-    low = [Work(at, line="x", klass="low") for at in range(2)]
-    urgent = Work(7, line="x", klass="high")
+    low = [Work(at, conversation="x", klass="low") for at in range(2)]
+    urgent = Work(7, conversation="x", klass="high")
     for turn in (*low, urgent):
         scheduler.add(turn)
     assert list(scheduler.candidates("a", 0.0)) == [urgent, low[0]]
     scheduler.start(urgent, 0.0)
     assert list(scheduler.candidates("a", 0.0)) == []
     assert scheduler.statistics.depths()["low"] == 2
-    scheduler.release_line("x")
+    scheduler.release_conversation("x")
     assert list(scheduler.candidates("a", 0.0)) == [low[0]]
 
 
@@ -393,14 +393,16 @@ def test_a_share_of_one_is_refused() -> None:
 def test_what_has_left_is_forgotten(scheduler: Scheduler[Work]) -> None:
     """Neither a flood that came and went nor conversations that ended leave anything behind."""
     for at in range(20_000):
-        item = Work(at, line=f"c{at % 100}" if at % 2 else None, tenant=f"t{at}", deadline=1e9, arrived_at=float(at))
+        item = Work(
+            at, conversation=f"c{at % 100}" if at % 2 else None, tenant=f"t{at}", deadline=1e9, arrived_at=float(at)
+        )
         scheduler.add(item)
         if at % 3:
             scheduler.remove(item)
         else:
             scheduler.start(item, 0.0)
-            if item.line is not None:
-                scheduler.release_line(item.line)
+            if item.conversation is not None:
+                scheduler.release_conversation(item.conversation)
     assert not len(scheduler._turns)
     assert not any(times for lane in scheduler._lanes.values() for times in lane.arrivals.values())
     assert not any(scheduler.statistics._by_arrival.values())
@@ -411,14 +413,14 @@ def test_nothing_waits_for_the_garbage_collector(scheduler: Scheduler[Work]) -> 
     """A request that came and went is in no circle of references, so its bytes are free at once."""
     gc.disable()
     try:
-        for line in (None, "x"):
+        for conversation in (None, "x"):
             for at in range(100):
-                item = Work(at, line=line, tenant=f"t{at % 3}", klass="low", deadline=1e9)
+                item = Work(at, conversation=conversation, tenant=f"t{at % 3}", klass="low", deadline=1e9)
                 gone = weakref.ref(item)
                 scheduler.add(item)
                 drain(scheduler, "a", 1, now=100.0)
-                if line is not None:
-                    scheduler.release_line(line)
+                if conversation is not None:
+                    scheduler.release_conversation(conversation)
                 del item
                 assert gone() is None
     finally:

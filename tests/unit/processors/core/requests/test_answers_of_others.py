@@ -15,7 +15,7 @@ def test_an_answer_that_stands_after_a_claim_has_an_attempt_of_its_own(found: st
     world.flow.registry.owned_since_ms = world.wall_ms + 1
     world.up()
     world.hold_answers |= {ask.Prepare, ask.CheckForAnswer}
-    work = world.submit("r", stream=True, line="c")
+    work = world.submit("r", stream=True, conversation="c")
     (prepare,) = world.held(ask.Prepare)
     assert prepare.may_resume_stream, "it publishes a claim"
     if found == "as it is prepared":

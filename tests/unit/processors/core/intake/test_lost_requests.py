@@ -85,7 +85,7 @@ def test_an_answer_in_the_conversation_is_its_outcome() -> None:
     world = World()
     (effect,) = end_lost(world, conversation_id="c")
     assert isinstance(effect, CheckForAnswer)
-    assert (effect.subject.line, effect.subject.request.conversation_id) == ("c", "c")
+    assert (effect.subject.conversation, effect.subject.request.conversation_id) == ("c", "c")
     world.flow.durable.answer_checked(effect.subject, None, world.now)
     (outcome,) = world.flow.take_effects()
     assert isinstance(outcome, Terminal)

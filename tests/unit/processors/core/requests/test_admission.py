@@ -55,8 +55,8 @@ def test_one_that_must_run_by_itself_waits_for_what_runs_and_not_for_its_cache()
 @pytest.mark.parametrize("order", ["model", "class"])
 def test_an_order_comes_before_all_other_causes(order: str) -> None:
     world = ready(slots=1, inline=True)
-    world.submit("runs", LOW, line="c")
-    world.submit("turn", LOW, line="c")
+    world.submit("runs", LOW, conversation="c")
+    world.submit("turn", LOW, conversation="c")
     assert reason(world, "turn") == "conversation"
     if order == "model":
         world.flow.orders.pause("model", "m", True)

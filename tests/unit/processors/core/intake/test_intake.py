@@ -153,7 +153,7 @@ def test_a_conversation_belongs_on_the_partition_of_its_key(task: str, line: str
     asked = replace(request(tenant="acme", conversation_id="c1", **fields), task=task)
     assert taken(CODEC.encode(asked), partition=home).belongs_on is None
     away = taken(CODEC.encode(asked), partition=(home + 1) % 4)
-    assert (away.belongs_on, away.line, away.error) == (home, line, None)
+    assert (away.belongs_on, away.conversation, away.error) == (home, line, None)
 
 
 @pytest.mark.parametrize("request_id", ["\ud800", "x" * 900_000, "", 7.5, None, "a b", "a\nb"])

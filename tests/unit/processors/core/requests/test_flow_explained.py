@@ -25,8 +25,8 @@ def test_statuses_say_what_is_waited_for() -> None:
     world.up(slots=1, inline=True)
     world.submit("second", MEDIUM)
     world.submit("other", MEDIUM, tenant="acme")
-    world.submit("turn", MEDIUM, line="c")
-    world.submit("next turn", MEDIUM, line="c")
+    world.submit("turn", MEDIUM, conversation="c")
+    world.submit("next turn", MEDIUM, conversation="c")
     world.submit("low", LOW)
     world.pass_time(1)
     assert waitings(world, "second") == [("class", 0)]

@@ -84,10 +84,10 @@ def test_a_cancel_ends_it_at_once() -> None:
 
 
 def test_the_next_turn_waits_for_it_and_others_do_not() -> None:
-    world, work = asked(line="c")
+    world, work = asked(conversation="c")
     refuse(world, work)
     world.release(ask.Prepare)
-    world.submit("next", line="c")
+    world.submit("next", conversation="c")
     world.submit("other")
     assert world.started == ["other"]
     world.pass_time(0.6)

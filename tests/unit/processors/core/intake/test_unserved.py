@@ -120,7 +120,7 @@ IN_ANOTHER_POOL = ("r", None, "another")
     ("request_", "passed"),
     [
         ({"model": "n"}, [IN_ANOTHER_POOL]),
-        ({"model": "alias", "line": "c1"}, [IN_ANOTHER_POOL]),
+        ({"model": "alias", "conversation": "c1"}, [IN_ANOTHER_POOL]),
         ({"model": "n", "names_pool": "own"}, []),
         ({"model": "x"}, []),
         ({"model": None, "task": "embedding"}, []),
@@ -163,11 +163,11 @@ def test_a_worker_that_changes_its_pool_counts_in_the_new_one(pool: Pool) -> Non
 
 def test_turns_move_to_another_pool_in_their_order(pool: Pool) -> None:
     """Also one that comes when its pool is known already, and whose bytes are read sooner."""
-    pool.submit("first", model="n", line="c1")
+    pool.submit("first", model="n", conversation="c1")
     pool.hold_answers |= {ask.Fetch, ask.Republish}
     pool.report("other", SERVING, pool="another")
-    pool.submit("second", model="n", line="c1")
-    pool.submit("third", model="m", line="c1")
+    pool.submit("second", model="n", conversation="c1")
+    pool.submit("third", model="m", conversation="c1")
     pool.wait(2)
     assert pool.moves == []
     pool.release(ask.Fetch)
@@ -194,9 +194,9 @@ def test_nobody_waits_for_a_model_that_an_operator_has_removed(pool: Pool) -> No
 def test_a_turn_stays_where_its_conversation_is(pool: Pool) -> None:
     """Also the turns behind it, whatever their models; other conversations go on."""
     pool.report("other", SERVING)
-    first = pool.submit("first", model="n", line="c1")
-    second = pool.submit("second", model="m", line="c1")
-    pool.submit("else", model="m", line="c2")
+    first = pool.submit("first", model="n", conversation="c1")
+    second = pool.submit("second", model="m", conversation="c1")
+    pool.submit("else", model="m", conversation="c2")
     pool.wait(2 * ABSENT_S, SERVING)
     assert (pool.passed_on, pool.started, pool.ended) == ([], ["else"], [])
     assert pool.flow.waiting_for(first, pool.now).reason == "no_worker"
@@ -321,7 +321,7 @@ def test_a_model_that_cannot_be_loaded_here_runs_where_it_is_served(pool: Pool, 
     moved = Origin(topic=MEDIUM, partition=5, offset=9, append_time_ms=pool.wall_ms - 10)
     pool.submit("runs")
     pool.submit("r")
-    pool.submit("turn", line="c1")
+    pool.submit("turn", conversation="c1")
     pool.submit("moved", origin=moved)
     cannot_load(pool)
     assert pool.passed_on == ([("r", 7)] if passes else [])
@@ -347,8 +347,8 @@ def test_a_turn_whose_model_cannot_be_loaded_here_waits_while_another_worker_has
     pool.models.names = ("m", "n")
     pool.report("other", LOADED)
     pool.up("n")
-    first = pool.submit("first", model="m", line="c1")
-    second = pool.submit("second", model="n", line="c1")
+    first = pool.submit("first", model="m", conversation="c1")
+    second = pool.submit("second", model="n", conversation="c1")
     cannot_load(pool)
     fail_loads(pool, 3 * ABSENT_S, LOADED)
     assert (pool.ended, pool.started, pool.passed_on) == ([], [], [])
@@ -367,7 +367,7 @@ def test_a_turn_asks_for_its_model_again_though_an_operator_had_it_unloaded(pool
     pool.die("m")
     pool.report("other", LOADED)
     pool.flow.lane("m").desired = False
-    pool.submit("turn", line="c1")
+    pool.submit("turn", conversation="c1")
     cannot_load(pool)
     loads = len(pool.loads)
     pool.wait(40, LOADED)
@@ -381,7 +381,7 @@ def test_a_turn_asks_for_its_model_again_though_an_operator_had_it_unloaded(pool
 def test_it_fails_with_the_error_of_the_load_when_nobody_has_had_the_model_for_a_while(pool: Pool, state: str) -> None:
     pool.die("m")
     pool.report("other", LOADED)
-    pool.submit("turn", line="c1")
+    pool.submit("turn", conversation="c1")
     cannot_load(pool)
     fail_loads(pool, ABSENT_S - 2, replace(LOADED, state=state))
     assert pool.ended == []
@@ -394,7 +394,7 @@ def test_it_fails_with_the_error_of_the_load_when_nobody_has_had_the_model_for_a
 def test_a_turn_waits_for_a_worker_that_is_being_restarted(pool: Pool) -> None:
     pool.die("m")
     pool.report("other", LOADED)
-    pool.submit("turn", line="c1")
+    pool.submit("turn", conversation="c1")
     pool.report("other", state="stopped")
     cannot_load(pool)
     fail_loads(pool, ABSENT_S / 2)
@@ -407,8 +407,8 @@ def test_a_failed_load_is_told_at_once_when_no_other_worker_has_the_model(
 ) -> None:
     for worker, state in reports:
         pool.report(worker, replace(LOADED, state=state))
-    pool.submit("runs", line="c1")
-    pool.submit("turn", line="c2")
+    pool.submit("runs", conversation="c1")
+    pool.submit("turn", conversation="c2")
     cannot_load(pool)
     assert dict(pool.ended) == {"runs": "failed", "turn": "failed"}
 
@@ -416,7 +416,7 @@ def test_a_failed_load_is_told_at_once_when_no_other_worker_has_the_model(
 def test_a_turn_of_a_model_that_fits_no_device_here_waits_too(pool: Pool) -> None:
     pool.flow.lane("m").never_fits = InsufficientCapacity("it is too large")
     pool.report("other", LOADED)
-    turn = pool.submit("turn", line="c1")
+    turn = pool.submit("turn", conversation="c1")
     pool.submit("r")
     assert pool.flow.waiting_for(turn, pool.now).reason == "no_worker"
     assert (pool.ended, pool.passed_on) == ([], [("r", 7)])
@@ -424,8 +424,8 @@ def test_a_turn_of_a_model_that_fits_no_device_here_waits_too(pool: Pool) -> Non
 
 def test_a_turn_that_waits_for_its_next_attempt_waits_on_when_its_model_cannot_be_loaded(pool: Pool) -> None:
     pool.report("other", LOADED)
-    turn = pool.submit("turn", line="c1")
-    behind = pool.submit("urgent", HIGH, line="c1")
+    turn = pool.submit("turn", conversation="c1")
+    behind = pool.submit("urgent", HIGH, conversation="c1")
     pool.fail("turn", EngineFailed("it broke"))
     assert turn.stage is Stage.RETRYING
     cannot_load(pool)

@@ -76,8 +76,8 @@ def test_it_takes_its_place_as_if_it_came_at_its_time() -> None:
 
 def test_its_conversation_does_not_wait_for_it() -> None:
     world = ready(inline=True)
-    submit_later(world, "later", 10, line="c")
-    world.submit("now", line="c")
+    submit_later(world, "later", 10, conversation="c")
+    world.submit("now", conversation="c")
     assert world.started == ["now"]
     world.pass_time(10)
     assert world.started == ["now"], "one turn at a time"
@@ -88,7 +88,7 @@ def test_its_conversation_does_not_wait_for_it() -> None:
 @pytest.mark.parametrize("way", ["cancelled", "deleted", "expired", "expired within a millisecond"])
 def test_it_ends_before_its_time(way: str) -> None:
     world = ready(inline=True)
-    submit_later(world, "r", 10, line="c", ttl_ms=3_000)
+    submit_later(world, "r", 10, conversation="c", ttl_ms=3_000)
     match way:
         case "cancelled":
             world.cancel("r")

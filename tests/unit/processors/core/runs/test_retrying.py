@@ -110,10 +110,10 @@ def test_an_engine_may_die_twice_under_a_request_and_not_three_times(max_attempt
 
 def test_the_turns_behind_one_that_is_retried_wait_for_their_conversation() -> None:
     world = ready(slots=4)
-    world.submit("first", line="c")
+    world.submit("first", conversation="c")
     world.fail("first", EngineFailed("no"))
-    second = world.submit("second", line="c")
-    other = world.submit("other", line="d")
+    second = world.submit("second", conversation="c")
+    other = world.submit("other", conversation="d")
     assert other.stage is Stage.RUNNING
     assert world.flow.waiting_for(second, world.now).reason == "conversation"
     running(world, "first")
@@ -126,7 +126,7 @@ def flood(world: World, count: int, size: int) -> None:
     """As many requests, each with a conversation of its own, and all of them fail at their first attempt."""
     world.up(slots=8)
     for number in range(count):
-        world.submit(f"r{number}", line=f"c{number}", size=size, settle=False)
+        world.submit(f"r{number}", conversation=f"c{number}", size=size, settle=False)
     world.settle()
     for _ in range(count):
         if not world.running:
@@ -157,7 +157,7 @@ def test_what_waits_for_a_retry_without_its_bytes_ends_as_any_other(way: str) ->
     parked = [work for work in world.flow.works.values() if work.stage is Stage.RETRYING and work.body is None]
     assert len(parked) > 30
     (work, *_) = parked
-    world.submit("behind", line=work.line)
+    world.submit("behind", conversation=work.conversation)
     status = "cancelled"
     match way:
         case "cancel":

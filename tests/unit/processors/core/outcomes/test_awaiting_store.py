@@ -127,7 +127,7 @@ def test_a_cancel_counts_unless_the_store_takes_the_output(asked: int, taken: bo
 @pytest.mark.parametrize("appended", [True, False])
 def test_a_turn_is_cancelled_only_while_its_answer_does_not_stand(appended: bool, asked: bool) -> None:
     world = up()
-    finished(world, line="c")
+    finished(world, conversation="c")
     (keep,) = world.asked
     assert keep.to == "topic"
     if appended:
@@ -148,7 +148,7 @@ def test_what_may_have_been_appended_is_looked_for_before_its_request_ends(kind:
     world = up()
     if kind == "summary":
         world.appends = "what was read"
-    fields = {"line": "c"} if kind == "turn" else {"conversation_id": "c", "task": "summarization"}
+    fields = {"conversation": "c"} if kind == "turn" else {"conversation_id": "c", "task": "summarization"}
     work = finished(world, ttl_ms=1_000, **fields)
     world.hold_answers = {ask.StoreOutput, ask.CheckForAnswer}
     if cause == "failed":
@@ -167,7 +167,7 @@ def test_an_answer_that_was_found_after_pieces_were_published_has_an_attempt_of_
     """It may be that of another run: readers must not take it for the end of these pieces."""
     world = up()
     world.hold_answers = {ask.StoreOutput, ask.CheckForAnswer}
-    world.submit("r", line="c", stream=True)
+    world.submit("r", conversation="c", stream=True)
     world.delta("r", "words")
     world.finish("r")
     world.flow.durable.store_failed(world.asked.pop(), EngineFailed("lost"), world.now)
@@ -181,7 +181,7 @@ def test_an_answer_that_was_found_after_pieces_were_published_has_an_attempt_of_
 def test_a_failure_to_store_what_is_known_to_stand_ends_its_request(line: str | None) -> None:
     """A second look would find the same answer, for ever."""
     world = up()
-    finished(world, line=line)
+    finished(world, conversation=line)
     keep = world.asked.pop()
     known = ask.StoreOutput(keep.subject, keep.finished, None, keep.deadline_ms)
     world.flow.durable.store_failed(known, EngineFailed("too large"), world.now)
