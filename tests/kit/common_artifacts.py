@@ -48,9 +48,9 @@ class StoreWorld:
     def before_each_call(self, act: Callable[[int, object], object]) -> Iterator[None]:
         """`act(number, place)` runs before each call of a store. Calls that it makes itself are not counted."""
         place = type(self.store.places[None])
-        real, calls, acting = place.telling_failures, [0], [False]
+        real, calls, acting = place.as_store_unavailable, [0], [False]
 
-        def telling_failures(self: object) -> object:
+        def as_store_unavailable(self: object) -> object:
             if not acting[0]:
                 acting[0] = True
                 try:
@@ -61,5 +61,5 @@ class StoreWorld:
             return real(self)  # type: ignore[arg-type]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(place, "telling_failures", telling_failures)
+            patch.setattr(place, "as_store_unavailable", as_store_unavailable)
             yield

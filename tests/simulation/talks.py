@@ -199,7 +199,7 @@ class Talks:
         """Summaries of forks that tell of the message at an offset."""
         for fork in [fork for fork, (parent, _) in self._origins.items() if parent == line]:
             if self.copies.base(fork) > offset:
-                told = self.log(fork).summaries_telling(offset)
+                told = self.log(fork).summaries_of_message(offset)
                 self.layout.append(fork, [(key, None) for key in told])
                 self._forget_sums(fork)
                 self._forget_in_forks(fork, offset)

@@ -321,7 +321,7 @@ class Life(Actor):
         self.flow.check_timeouts(now)
         self.cluster.checks.ticked(self, now)
         if self._ticks % POSITIONS_EACH == 0:
-            self.flow.tell_positions(64)
+            self.flow.publish_positions(64)
 
     def may_commit(self) -> None:
         """Something was done: a commit may be due."""

@@ -66,13 +66,13 @@ def make_consumer(
     *,
     fetch_wait_ms: int = 100,
     buffer_kbytes: int = 16_384,
-    tells_ends: bool = True,
+    reports_ends: bool = True,
     overrides: Mapping[str, Any] | None = None,
 ) -> Consumer:
     """A consumer that assigns itself and commits nothing. `fetch_wait_ms` delays only seeks and new assignments.
 
-    With `tells_ends` it says each time that it came to a partition's end, which costs as much as a record. `overrides`
-    are settings of librdkafka that are above all others.
+    With `reports_ends` it reports each end of a partition that it reaches, which costs as much as a record.
+    `overrides` are settings of librdkafka that are above all others.
     """
     config = {
         **settings.librdkafka(),
@@ -81,7 +81,7 @@ def make_consumer(
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "earliest",
-        "enable.partition.eof": tells_ends,
+        "enable.partition.eof": reports_ends,
         "fetch.wait.max.ms": fetch_wait_ms,
         "fetch.error.backoff.ms": 50,
         "fetch.queue.backoff.ms": 20,
@@ -98,10 +98,9 @@ class PartitionReader:
     """Reads all partitions of `topics` from their beginning.
 
     `topics` may instead map (topic, partition) to the offset to begin at. `on_batch` runs on the reader's thread with
-    up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `tells_ends` it costs less,
-    and `wait_until_caught_up` takes longer when no record is before a partition's end. `select` says what is passed
-    on of the records that came: all of each, unless it is given. `on_idle` runs on the same thread when `poll_s`
-    brought nothing.
+    up to `batch_size` records. When it raises, reading ends and `failure` says why. Without `reports_ends` that costs
+    less, and `wait_until_caught_up` takes longer when no record is before a partition's end. `select` returns what is
+    passed on of the records that came, by default all. `on_idle` runs on the same thread when `poll_s` brought nothing.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class PartitionReader:
         batch_size: int = 500,
         fetch_wait_ms: int = 100,
         poll_s: float = 0.1,
-        tells_ends: bool = True,
+        reports_ends: bool = True,
         select: Select | None = None,
         on_idle: Callable[[], None] = lambda: None,
         name: str = "penstock-reader",
@@ -125,8 +124,8 @@ class PartitionReader:
         self._on_idle = on_idle
         self._batch_size = batch_size
         self._poll_s = poll_s
-        self._tells_ends = tells_ends
-        self._consumer = make_consumer(settings, fetch_wait_ms=fetch_wait_ms, tells_ends=tells_ends)
+        self._reports_ends = reports_ends
+        self._consumer = make_consumer(settings, fetch_wait_ms=fetch_wait_ms, reports_ends=reports_ends)
         self.rights = ReadRights(settings)
         self._lock = threading.Lock()
         self._moved = threading.Condition(self._lock)
@@ -199,7 +198,7 @@ class PartitionReader:
                 if left <= 0:
                     why = f": {reason}" if (reason := self.rights.reason) else ""
                     raise BrokerUnavailable(f"{behind[0][0]} was not read to its end within {deadline_s:.0f} s{why}")
-                if not self._moved.wait(min(left, STANDSTILL_S)) and not self._tells_ends:
+                if not self._moved.wait(min(left, STANDSTILL_S)) and not self._reports_ends:
                     self._pass_empty_ends({tp: (self._positions.get(tp, 0), goal[tp]) for tp in behind})
 
     def _pass_empty_ends(self, ranges: Mapping[TP, tuple[int, int]]) -> None:

@@ -33,7 +33,7 @@ class LaneShell:
         self._last_facts: dict[tuple[str, int], tuple[str | None, int | None]] = {}
         """Of replicas, as reported when they came up, or with an outcome after that."""
         """Why replicas are being unloaded."""
-        self._told_tenths: dict[str, int] = {}
+        self._reported_tenths: dict[str, int] = {}
         self._serving: Serving
         self._manager: ModelManager
         self._flow: Flow
@@ -113,8 +113,8 @@ class LaneShell:
     def progressed(self, model: str, fraction: float) -> None:
         """A download: who waits for it, and who looks at the model, hear of each tenth of it."""
         tenths = int(fraction * 10)
-        if self._told_tenths.get(model) != tenths:
-            self._told_tenths[model] = tenths
+        if self._reported_tenths.get(model) != tenths:
+            self._reported_tenths[model] = tenths
             self._flow.placing.loading_progressed(model, fraction, self._clock())
             self._changed()
 

@@ -431,7 +431,7 @@ class Worker:
                 self._apply_pauses()
             if now >= next_positions:
                 next_positions = now + POSITIONS_S
-                flow.tell_positions(POSITIONS_TOLD)
+                flow.publish_positions(POSITIONS_TOLD)
             self.changed()
 
     async def _sleep_until_due(self) -> None:

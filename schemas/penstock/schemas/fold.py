@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.schemas.published_logprobs import PublishedLogprobs
 from penstock.schemas.records import Origin, ResultEvent, StatusEvent
-from penstock.schemas.told_logprobs import ToldLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class ResultFold:
         self.gap = False
         """Whether text, a piece of a call or a log probability of the current (epoch, attempt) is missing before a
         later one."""
-        self.logprobs: ToldLogprobs | None = None
+        self.logprobs: PublishedLogprobs | None = None
         """Of the tokens of the text, where they were asked for."""
         self._parts: list[str] = []
         self.text_length = 0
@@ -135,7 +135,7 @@ class ResultFold:
         return self._parts[0] if self._parts else ""
 
     @property
-    def _has_told(self) -> bool:
+    def _has_output(self) -> bool:
         """Whether readers have seen any part of the answer: tokens without text have log probabilities."""
         return self.text_length > 0 or bool(self._calls) or (self.logprobs is not None and self.logprobs.count > 0)
 
@@ -165,7 +165,7 @@ class ResultFold:
         self.restarts = max(self.restarts, other.restarts)
         goes_on = self.terminal is not None and other.since == self.since
         if other.place != self.place and not goes_on:
-            self.restarts += other._has_told
+            self.restarts += other._has_output
             return
         self._ends, self.logprobs = list(other._ends), None if other.logprobs is None else other.logprobs.copy()
         self._parts, self.text_length, self.token_count = [other.text], other.text_length, other.token_count
@@ -234,7 +234,7 @@ class ResultFold:
 
     def _enter(self, event: ResultEvent, at: int) -> bool:
         """An (epoch, attempt) publishes its first text, at `at`; whether that voids what older ones have published."""
-        told = self._has_told
+        told = self._has_output
         if event.since is None or (told and (event.since != self.since or at < self.text_length)):
             self._begin(event)
             return told
@@ -294,7 +294,7 @@ class ResultFold:
     def _new_logprobs(self, event: ResultEvent) -> Sequence[dict[str, Any]]:
         """Log probabilities without gap and repeat, as of text: what is missing comes with the terminal event."""
         if self.logprobs is None:
-            self.logprobs = ToldLogprobs()
+            self.logprobs = PublishedLogprobs()
         new = self.logprobs.add(event.token_logprobs or (), event.first_logprob_index or 0)
         self.gap = self.gap or new is None
         return new or ()

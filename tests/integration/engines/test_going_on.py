@@ -11,7 +11,7 @@ import pytest
 
 from penstock.processors.core.work.published_prefix import PublishedPrefix, count_calls
 from penstock.processors.engines.base import Delta
-from penstock.schemas.told_logprobs import ToldLogprobs
+from penstock.schemas.published_logprobs import PublishedLogprobs
 
 from .conftest import Run, Runner, StartEngine
 
@@ -42,7 +42,7 @@ def told_by(deltas: list[Delta]) -> PublishedPrefix:
         count_calls(chars, delta.calls)
     text = "".join(delta.text for delta in deltas)
     tokens = tuple(token for delta in deltas for token in delta.token_ids)
-    logprobs = ToldLogprobs()
+    logprobs = PublishedLogprobs()
     for delta in deltas:
         logprobs.add(delta.logprobs, logprobs.count)
     return PublishedPrefix("m", text, tokens, tuple(chars), (1, 1), logprobs)
@@ -79,7 +79,10 @@ async def check_place(runner: Runner, params: dict[str, Any], whole: Run, count:
     for one, other in zip(again.output.get("logprobs", ()), finished.output.get("logprobs", ()), strict=True):
         assert one["token"] == other["token"]
         assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4), "a prefill differs from steps in rounding"
-    scores = [*(told.logprobs or ToldLogprobs()).tokens(), *(one for delta in run.deltas for one in delta.logprobs)]
+    scores = [
+        *(told.logprobs or PublishedLogprobs()).tokens(),
+        *(one for delta in run.deltas for one in delta.logprobs),
+    ]
     assert scores == again.output.get("logprobs", [])[: len(scores)]
     assert len(scores) == len(told.token_ids) + sum(len(d.token_ids) for d in run.deltas) or not scores
     assert (again.finish_reason, again.completion_tokens) == (finished.finish_reason, finished.completion_tokens)

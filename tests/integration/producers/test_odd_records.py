@@ -64,12 +64,12 @@ def test_kcats_records_of_every_codec_are_read(settings: KafkaSettings, codec: s
     assert [message.headers_readable for message in found] == [True, False]
 
 
-@pytest.mark.parametrize("tells_ends", [True, False])
-def test_random_records_go_through_every_reader(settings: KafkaSettings, tells_ends: bool) -> None:
+@pytest.mark.parametrize("reports_ends", [True, False])
+def test_random_records_go_through_every_reader(settings: KafkaSettings, reports_ends: bool) -> None:
     topic = settings.names.result
     write_odd_records(settings.bootstrap_servers, [(topic, number) for number in range(4)], 250, SEED)
     got: list[RawMessage] = []
-    with reading(settings, topic, got, tells_ends=tells_ends) as reader:
+    with reading(settings, topic, got, reports_ends=reports_ends) as reader:
         reader.wait_until_caught_up(20)
         assert reader.failure is None
     found = read_to_end(settings, topic)
@@ -82,8 +82,8 @@ def _place(message: RawMessage) -> tuple[int, int]:
     return message.partition, message.offset
 
 
-@pytest.mark.parametrize("tells_ends", [True, False])
-def test_aborted_and_committed_transactions_go_by(settings: KafkaSettings, tells_ends: bool) -> None:
+@pytest.mark.parametrize("reports_ends", [True, False])
+def test_aborted_and_committed_transactions_go_by(settings: KafkaSettings, reports_ends: bool) -> None:
     """Their markers take offsets that no record has, also the last one of a partition."""
     topic = settings.names.result
     _write_transactions(settings, topic)
@@ -91,7 +91,7 @@ def test_aborted_and_committed_transactions_go_by(settings: KafkaSettings, tells
     # The broker writes the last marker after it has acknowledged the end of the transaction.
     wait_until(lambda: admin.end_offsets(settings, [(topic, 0)]) == {(topic, 0): end}, 20, "the last marker")
     got: list[RawMessage] = []
-    with reading(settings, topic, got, tells_ends=tells_ends) as reader:
+    with reading(settings, topic, got, reports_ends=reports_ends) as reader:
         reader.wait_until_caught_up(20)
         assert reader.positions()[topic, 0] == end
     assert [message.value for message in got] == [b"kept"] * 4
@@ -108,7 +108,7 @@ def test_an_open_transaction_keeps_nobody_waiting(settings: KafkaSettings) -> No
     producer.produce(topic, b"open", partition=0)
     producer.flush(60)
     got: list[RawMessage] = []
-    with reading(settings, topic, got, tells_ends=False) as reader:
+    with reading(settings, topic, got, reports_ends=False) as reader:
         reader.wait_until_caught_up(5)
         assert [m.value for m in read_to_end(settings, topic, deadline_s=5)] == [b"before"]
         producer.commit_transaction(20)

@@ -117,7 +117,7 @@ async def test_a_request_is_erased_with_its_artifacts_or_not_at_all(
     keep_input(store, "t", "r", b"brought", artifact_id=brought, media_type="image/png")
     entry = entry_of(task=task, stored_text=stored_text, artifact_ids={made.artifact_id})
     log, left = Log(), iter(range(calls))
-    works = type(store.places[None]).telling_failures
+    works = type(store.places[None]).as_store_unavailable
 
     def fails_later(place: Any) -> Any:
         if next(left, None) is None:
@@ -126,7 +126,7 @@ async def test_a_request_is_erased_with_its_artifacts_or_not_at_all(
 
     control = control_of(log, entry=entry, store=store)
     with monkeypatch.context() as patch:
-        patch.setattr(type(store.places[None]), "telling_failures", fails_later)
+        patch.setattr(type(store.places[None]), "as_store_unavailable", fails_later)
         with pytest.raises(StoreUnavailable):
             await control.erase("t", "r")
     assert log.commands == []

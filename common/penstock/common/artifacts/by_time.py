@@ -86,7 +86,7 @@ class TimeIndex:
         """Whether all artifacts of the store are in it. Once they are, they stay so."""
         if not self._complete:
             try:
-                with self._place.telling_failures():
+                with self._place.as_store_unavailable():
                     self._place.client.head(COMPLETE)
             except FileNotFoundError:
                 return False

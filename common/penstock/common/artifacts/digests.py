@@ -34,7 +34,7 @@ def read_pieces(place: OpenPlace, artifact: Artifact, start: int, end: int | Non
     for at in range(start, stop, PIECE_BYTES):
         until = min(at + PIECE_BYTES, stop)
         try:
-            with place.telling_failures():
+            with place.as_store_unavailable():
                 piece = bytes(place.client.get_range(path, start=at, end=until))
         except FileNotFoundError as error:
             raise missing(artifact.artifact_id) from error

@@ -86,13 +86,13 @@ class OpenPlace:
 
         Each has `path`, `size` in bytes and `last_modified`. Raises as the store.
         """
-        with self.telling_failures():
+        with self.as_store_unavailable():
             for items in self.client.list(under, offset=offset):
                 yield from items
 
     def folders(self, under: str) -> list[str]:
         """The names of the folders in a folder, in any order. Raises as the store."""
-        with self.telling_failures():
+        with self.as_store_unavailable():
             found = self.client.list_with_delimiter(under)["common_prefixes"]
         return [path.rstrip("/").rpartition("/")[2] for path in found]
 
@@ -124,7 +124,7 @@ class OpenPlace:
     def get(self, path: str) -> bytes | None:
         """What it holds; None if it is not there. Raises StoreUnavailable."""
         try:
-            with self.telling_failures():
+            with self.as_store_unavailable():
                 return bytes(self.client.get(path).bytes())
         except FileNotFoundError:
             return None
@@ -132,7 +132,7 @@ class OpenPlace:
     def modified_ms(self, path: str) -> int | None:
         """When it was written last, in ms since the epoch; None if it is not there. Raises StoreUnavailable."""
         try:
-            with self.telling_failures():
+            with self.as_store_unavailable():
                 return modified_ms(self.client.head(path))
         except FileNotFoundError:
             return None
@@ -140,7 +140,7 @@ class OpenPlace:
     def pieces(self, path: str) -> Iterator[bytes]:
         """What it holds, in pieces of about a megabyte; nothing if it is not there. Raises StoreUnavailable."""
         try:
-            with self.telling_failures():
+            with self.as_store_unavailable():
                 for piece in self.client.get(path).stream(min_chunk_size=_PIECE_BYTES):
                     yield bytes(piece)
         except FileNotFoundError:
@@ -149,13 +149,13 @@ class OpenPlace:
     def delete(self, path: str) -> None:
         """One that is not there is no error. Raises StoreUnavailable."""
         try:
-            with self.telling_failures():
+            with self.as_store_unavailable():
                 self.client.delete(path)
         except FileNotFoundError:
             return
 
     @contextmanager
-    def telling_failures(self) -> Generator[None]:
+    def as_store_unavailable(self) -> Generator[None]:
         """The client's errors as StoreUnavailable, without what they may tell: URLs with signatures.
 
         FileNotFoundError passes.
@@ -172,9 +172,9 @@ class OpenPlace:
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """As `telling_failures`, also for a folder or bucket that is not there."""
+        """As `as_store_unavailable`, also for a folder or bucket that is not there."""
         try:
-            with self.telling_failures():
+            with self.as_store_unavailable():
                 yield
         except FileNotFoundError:
             message = f"the store of artifacts at {self.place.location} failed: it is not there"

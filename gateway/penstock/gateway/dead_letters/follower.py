@@ -75,7 +75,7 @@ class LetterFollower:
             begin,
             self._on_batch,
             poll_s=0.5,
-            tells_ends=False,
+            reports_ends=False,
             on_idle=self._on_idle,
             name="penstock-dead-letters",
         )

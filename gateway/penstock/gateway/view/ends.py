@@ -76,7 +76,7 @@ class Ends:
     async def of_now(self, deadline_s: float) -> dict[TP, int]:
         """The ends that partitions with news of requests have now. Raises BrokerUnavailable."""
         before = dict(self._view.offsets())
-        partitions = self.told_of_requests(before)
+        partitions = self.partitions_of_requests(before)
         try:
             ends = await self._threads.ends.run(admin.end_offsets, self._settings, partitions, min(deadline_s, 10))
         except NotFound as error:
@@ -141,7 +141,7 @@ class Ends:
         offsets, now = self._view.offsets(), time.monotonic()
         return any(offsets.get(tp) == at and now - since > BEHIND_S for tp, (at, since) in self._stuck.items())
 
-    def told_of_requests(self, partitions: Iterable[TP]) -> list[TP]:
+    def partitions_of_requests(self, partitions: Iterable[TP]) -> list[TP]:
         """Those whose records say something of requests."""
         names = self._settings.names
         quiet = {names.model, names.worker, names.idempotency, names.usage}

@@ -146,7 +146,7 @@ class Follower:
         )
         begin |= usage_ends
         ends = await self._ends_of(begin)
-        told = self._ends.told_of_requests(begin)
+        told = self._ends.partitions_of_requests(begin)
         self._first = {tp: ends.pop(tp) for tp in begin.keys() - told}
         self._view.reports.begin(self._first[self._settings.names.worker, 0])
         # Facts of conversations are read from their first record at each start, whatever the file holds.

@@ -38,7 +38,7 @@ class OrderedReading:
             settings,
             begin,
             self._on_batch,
-            tells_ends=False,
+            reports_ends=False,
             select=select,
             on_idle=self._on_idle,
             name="gateway-follower",

@@ -202,14 +202,18 @@ class ConversationLog:
         """The mark of what a summary through an offset is made of now."""
         before = self.summary_below(through)
         base = None if before is None else before.offset
-        return SummaryMark(self.identity, through, self._told_through(through), base)
+        return SummaryMark(self.identity, through, self._fingerprint_through(through), base)
 
     def has(self, mark: SummaryMark) -> bool:
         """Whether nothing of what a summary was made of has gone."""
         base_stands = mark.base is None or any(entry.offset == mark.base for entry in self._summaries)
-        return base_stands and self.identity == mark.topic_id and self._told_through(mark.through) == mark.fingerprint
+        return (
+            base_stands
+            and self.identity == mark.topic_id
+            and self._fingerprint_through(mark.through) == mark.fingerprint
+        )
 
-    def _told_through(self, offset: int) -> int:
+    def _fingerprint_through(self, offset: int) -> int:
         return self._hash(self._count_through(offset))
 
     def _hash(self, count: int) -> int:
@@ -259,11 +263,11 @@ class ConversationLog:
         The oldest of its own comes last: as long as that stands, the summaries are found.
         """
         first = self.first_of(request_id)
-        told = [] if first is None else self.summaries_telling(first)
+        told = [] if first is None else self.summaries_of_message(first)
         own = reversed(self._of_request(request_id))
         return list(dict.fromkeys((*told, *(entry.key for entry in own))))
 
-    def summaries_telling(self, offset: int) -> list[bytes]:
+    def summaries_of_message(self, offset: int) -> list[bytes]:
         """Keys of the summaries in the own topic that tell of the message at an offset."""
         summaries = (entry for entry in (*self._earlier, *self._own) if entry.message.direction == "summary")
         return [

@@ -338,7 +338,7 @@ class ConversationTurns:
                 forked = await self._run(partial(self._refreshed, topic, LONGEST_ATTEMPT_S))
                 if fork_id_of(forked.topic.fork_key or "") != fork_id_of(key):
                     continue
-                if keys := forked.summaries_telling(offset):
+                if keys := forked.summaries_of_message(offset):
                     await self._log.append(topic, [(key, None) for key in (*_void(forked), *keys)])
                 await self._forget_in_forks(tenant, forked, offset)
 

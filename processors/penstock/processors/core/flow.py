@@ -385,7 +385,7 @@ class Flow:
         )
         return min((at for part in due if (at := part.next_due()) is not None), default=None)
 
-    def tell_positions(self, count: int) -> None:
+    def publish_positions(self, count: int) -> None:
         """Who is near the front and waits for long hears how the queue moves, and what it waits for."""
         ahead: dict[str, tuple[int, int]] = {}
         for position, work in enumerate(self.scheduler.fronts.front(count)):

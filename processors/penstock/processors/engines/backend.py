@@ -63,7 +63,7 @@ class PreparesFirst(Protocol):
 
 
 @runtime_checkable
-class TellsPeak(Protocol):
+class MeasuresPeak(Protocol):
     """A backend that knows the most memory that its process has held; of others the largest measure counts."""
 
     def peak_memory(self) -> int:

@@ -257,7 +257,7 @@ def pass_seconds(world: World, seconds: int) -> None:
     """As a worker lets time pass: each second it tells those near the front how they stand."""
     for _ in range(seconds):
         world.pass_time(1.0)
-        world.flow.tell_positions(64)
+        world.flow.publish_positions(64)
         world.settle()
 
 

@@ -27,7 +27,7 @@ from penstock.processors.core.runs.starting import Starter
 from penstock.processors.core.work.suspects import set_apart
 from penstock.processors.core.work.work import Work
 
-TOLD_WAITING = 64
+STATUSES_A_LOAD = 64
 """Of the requests that wait for a model, so many get a status with the reason."""
 
 
@@ -87,12 +87,12 @@ class Placing:
         lane.asked_for = waited_for
         if waited_for:
             status = "waiting_for_memory" if lane.short else "loading_model"
-            for work in itertools.islice(self._scheduler.fronts.waiting(lane.name), TOLD_WAITING):
+            for work in itertools.islice(self._scheduler.fronts.waiting(lane.name), STATUSES_A_LOAD):
                 self._statuses.say(work, status, now)
 
     def loading_progressed(self, model: str, fraction: float, now: float) -> None:
         """So much of the model's download is there, from 0 to 1: who waits for it hears so."""
-        for work in itertools.islice(self._scheduler.fronts.waiting(model), TOLD_WAITING):
+        for work in itertools.islice(self._scheduler.fronts.waiting(model), STATUSES_A_LOAD):
             self._statuses.say_at_once(work, "loading_model", now, f"loading_model {fraction:.0%}")
 
     # -- all models together

@@ -39,7 +39,7 @@ class Durable:
         if (work := self._registry.in_stage(subject, Stage.CHECKING_FOR_ANSWER)) is None:
             return
         if finished is not None:
-            work.tell_apart()
+            work.count_as_new_attempt()
             self._endings.completed(
                 work, "answer_checked", finished, now, append=False, large=large, output_bytes=output_bytes
             )
@@ -67,7 +67,7 @@ class Durable:
             if output_bytes is not None:
                 self._registry.hold_output(work, output_bytes)
             if another:
-                work.tell_apart()
+                work.count_as_new_attempt()
             self._endings.settle(work, "stored", now, finished=finished, artifact=artifact)
 
     def store_failed(self, keep: StoreOutput, error: PenstockError, now: float) -> None:

@@ -10,7 +10,7 @@ from penstock.processors.core.effects import Chunk
 from penstock.processors.core.work.published_prefix import PublishedPrefix, count_calls
 from penstock.processors.core.work.states import Stage
 from penstock.processors.core.work.work import Run, Work
-from penstock.schemas.told_logprobs import ToldLogprobs
+from penstock.schemas.published_logprobs import PublishedLogprobs
 
 GATHERED_PIECES = 256
 """Pieces that leave together while chunks are slow to become durable."""
@@ -119,7 +119,7 @@ def _take_logprobs(run: Run) -> tuple[list[dict[str, Any]], int]:
     if not run.logprobs:
         return [], 0
     logprobs, run.logprobs = run.logprobs, []
-    run.sent_logprobs = run.sent_logprobs or ToldLogprobs()
+    run.sent_logprobs = run.sent_logprobs or PublishedLogprobs()
     first = run.sent_logprobs.count
     run.sent_logprobs.add(logprobs, first)
     return logprobs, first

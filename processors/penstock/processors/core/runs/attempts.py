@@ -94,7 +94,7 @@ class Attempts:
         """The conversation holds its answer already (a worker died after appending it): it is the outcome."""
         if (work := self._registry.of_run(subject, run_id, Stage.PREPARING)) is not None:
             self._holdings.leave_waiting(work)
-            work.tell_apart()
+            work.count_as_new_attempt()
             self._endings.completed(
                 work, "answer_stands", finished, now, append=False, large=large, output_bytes=output_bytes
             )

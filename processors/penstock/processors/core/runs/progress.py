@@ -26,11 +26,11 @@ class Steps:
         if run.steps == steps and step <= run.step:
             return
         run.step, run.steps = step, steps
-        if run.step_told_at is None or now - run.step_told_at >= EVERY_S:
+        if run.step_published_at is None or now - run.step_published_at >= EVERY_S:
             self._tell(work, run, now)
         elif not run.step_due:
             run.step_due = True
-            self._due.append((run.step_told_at + EVERY_S, work, run))
+            self._due.append((run.step_published_at + EVERY_S, work, run))
 
     def tick(self, now: float) -> None:
         """Tell what has waited long enough."""
@@ -44,7 +44,7 @@ class Steps:
         return self._due[0][0] if self._due else None
 
     def _tell(self, work: Work, run: Run, now: float) -> None:
-        run.step_told_at, run.step_due = now, False
+        run.step_published_at, run.step_due = now, False
         # Who hears of a step hears that it runs: that needs no status of its own any more.
         work.pending_status = work.published_status = "running"
         self._emit(status_event(work, "running", step=run.step, steps=run.steps))

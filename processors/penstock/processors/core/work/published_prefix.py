@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.schemas.fixed import fixed
-from penstock.schemas.told_logprobs import ToldLogprobs
+from penstock.schemas.published_logprobs import PublishedLogprobs
 
 
 @fixed
@@ -23,7 +23,7 @@ class PublishedPrefix:
     token_ids: tuple[int, ...]
     call_chars: tuple[int, ...]
     since: tuple[int, int]
-    logprobs: ToldLogprobs | None = None
+    logprobs: PublishedLogprobs | None = None
 
 
 def count_calls(chars: list[int], pieces: Iterable[dict[str, Any]]) -> None:

@@ -16,8 +16,8 @@ from penstock.schemas.abilities import Need
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.fixed import fixed
 from penstock.schemas.labels import NO_LABELS, Labels
+from penstock.schemas.published_logprobs import PublishedLogprobs
 from penstock.schemas.records import AttemptHistory, InferenceRequest, Origin, Requirements, Timings
-from penstock.schemas.told_logprobs import ToldLogprobs
 
 WorkKey = tuple[str, int, int]
 """(topic, partition, offset) of the record that this worker holds."""
@@ -115,14 +115,14 @@ class Run:
     step: int = 0
     """Steps done, of `steps`."""
     steps: int = 0
-    step_told_at: float | None = None
+    step_published_at: float | None = None
     step_due: bool = False
     logprobs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """Of its tokens, where they were asked for; those that are still to be sent."""
     sent_pieces: int = 0
     sent_chars: int = 0
     sent_tokens: int = 0
-    sent_logprobs: ToldLogprobs | None = None
+    sent_logprobs: PublishedLogprobs | None = None
     sent_calls: list[int] = field(default_factory=list[int])
     """Characters of each call's arguments that were sent."""
     since: tuple[int, int] | None = None
@@ -337,7 +337,7 @@ class Work:
             )
         return known
 
-    def tell_apart(self) -> None:
+    def count_as_new_attempt(self) -> None:
         """Its outcome is an answer that another run may have given. Readers of its stream must be able to tell that
         from the words that were published under its attempt, and from those that a claim of the attempt left standing.
         """

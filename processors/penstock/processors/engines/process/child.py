@@ -39,8 +39,8 @@ from penstock.processors.engines.backend import (
     Backend,
     Emit,
     Event,
+    MeasuresPeak,
     PreparesFirst,
-    TellsPeak,
     WarmsUp,
     leave,
     load_class,
@@ -159,7 +159,7 @@ async def _tell_loading(emit: Emit) -> None:
 
 
 def _peak(backend: Backend, measured: int) -> int:
-    return max(measured, backend.peak_memory()) if isinstance(backend, TellsPeak) else measured
+    return max(measured, backend.peak_memory()) if isinstance(backend, MeasuresPeak) else measured
 
 
 async def _beat(backend: Backend, emit: Emit, measured: int) -> None:

@@ -129,7 +129,7 @@ class RemoteEngine(Engine):
         )
         self._images = ImageRuns(model, self._name, self._url, options, images or ImagesSection())
         self._caller_headers = frozenset(str(name).lower() for name in options.get("caller_headers", ()))
-        self._told_limit = self._slots
+        self._reported_limit = self._slots
         self._options = options
         self._resolver = resolver
         self._http: RemoteClient | None = None
@@ -305,9 +305,9 @@ class RemoteEngine(Engine):
 
     def _tell_limit(self) -> None:
         limit = self._gate.limit
-        if limit != self._told_limit:
+        if limit != self._reported_limit:
             logger.info("remote.limit model=%s slots=%d of=%d", self.model, limit, self._slots)
-            self._told_limit = limit
+            self._reported_limit = limit
             self.on_limits(self.limits())
 
     async def _generate(

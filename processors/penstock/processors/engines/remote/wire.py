@@ -159,7 +159,7 @@ class _Choice:
     told: dict[int, int] = field(default_factory=dict[int, int])
     """Of the calls that have begun, how many characters of their arguments were emitted."""
     logprobs: list[Json] | None = None
-    told_logprobs: int = 0
+    published_logprobs: int = 0
 
     def add(self, text: str) -> str:
         if text:
@@ -229,8 +229,8 @@ class Answer:
         choice = self._choices[0]
         if choice.logprobs is None or self._echoes:
             return []
-        new = choice.logprobs[choice.told_logprobs :]
-        choice.told_logprobs += len(new)
+        new = choice.logprobs[choice.published_logprobs :]
+        choice.published_logprobs += len(new)
         return new
 
     def flush(self) -> str:

@@ -13,7 +13,7 @@ from penstock.processors.engines.guidance.calls import CallReader
 from penstock.processors.engines.stops import StopMatcher
 from penstock.processors.engines.text.detokenise import Detokeniser
 from penstock.schemas.fold import new_pieces
-from penstock.schemas.told_logprobs import ToldLogprobs
+from penstock.schemas.published_logprobs import PublishedLogprobs
 
 
 class TextRun:
@@ -58,7 +58,7 @@ class TextRun:
         self._calls = calls
         self._is_chat = spec.messages is not None
         self._logprobs_of = logprobs
-        self._logprobs = ToldLogprobs()
+        self._logprobs = PublishedLogprobs()
         self._prompt_logprobs = prompt_logprobs
         self._text: list[str] = []
         self._ids: Sequence[int] = ()

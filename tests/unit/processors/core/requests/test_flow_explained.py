@@ -40,16 +40,16 @@ def test_who_is_near_the_front_hears_only_what_is_new() -> None:
     for number in range(4):
         world.submit(f"r{number}", MEDIUM)
     world.pass_time(1)
-    world.flow.tell_positions(2)
+    world.flow.publish_positions(2)
     world.settle()
     said = len(waitings(world, "r1")), len(waitings(world, "r3"))
     for _ in range(5):
         world.pass_time(1)
-        world.flow.tell_positions(2)
+        world.flow.publish_positions(2)
         world.settle()
     assert (len(waitings(world, "r1")), len(waitings(world, "r3"))) == said, "nothing has changed"
     world.finish("r0")
-    world.flow.tell_positions(2)
+    world.flow.publish_positions(2)
     world.settle()
     assert waitings(world, "r2")[-1] == ("class", 0)
     assert len(waitings(world, "r3")) == said[1] + 1, "it has come near the front"
@@ -75,7 +75,7 @@ def test_an_estimate_that_has_passed_is_taken_back() -> None:
     assert told()[-1] is not None
     for _ in range(10):
         world.pass_time(1)
-        world.flow.tell_positions(2)
+        world.flow.publish_positions(2)
         world.settle()
     assert told()[-1] is None
     assert told().count(None) == 1, "it is said once"

@@ -1,4 +1,4 @@
-"""The log probabilities that a stream has told so far, each token once, and how far the text was then.
+"""The log probabilities that a stream has published so far, each token once, and how far the text was then.
 
 They are kept as JSON text: decoded, a token with 20 candidates takes ten times as much memory.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 
 @dataclass(slots=True)
-class ToldLogprobs:
+class PublishedLogprobs:
     """`count` tokens with log probabilities, in order, each as the record's TokenLogprob.
 
-    `ends` maps where a piece of the text ends to how many were told then. Pieces without text may bring some too: they
-    count with the next piece of text.
+    `ends` maps where a piece of the text ends to how many were published then. Those of pieces without text count with
+    the next piece of text.
     """
 
     count: int = 0
@@ -38,10 +38,10 @@ class ToldLogprobs:
         return [token for piece in self.pieces for token in json.loads(piece)][first:]
 
     def count_at(self, length: int) -> int:
-        """How many were told for certain to a reader who knows so many characters of the text."""
+        """How many a reader surely has who knows so many characters of the text."""
         if length in self.ends:
             return self.ends[length]
         return max((count for end, count in self.ends.items() if end < length), default=0)
 
-    def copy(self) -> ToldLogprobs:
-        return ToldLogprobs(self.count, {**self.ends}, [*self.pieces])
+    def copy(self) -> PublishedLogprobs:
+        return PublishedLogprobs(self.count, {**self.ends}, [*self.pieces])
