@@ -205,7 +205,7 @@ class UnservedRequests:
         if destination is not None and work.stage is Stage.PARKED and self._scheduler.eligible(work):
             work.pass_to = destination
             if work.conversation is not None:  # the next turn follows it, also if its bytes are read sooner
-                self._holdings.hold_line(work)
+                self._holdings.hold_conversation(work)
             self._endings.fetch(work)
             return
         peers = self._peers

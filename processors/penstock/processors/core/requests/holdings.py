@@ -117,7 +117,7 @@ class Holdings:
             lane.parked[work.klass] += 1
         return True
 
-    def hold_line(self, work: Work) -> None:
+    def hold_conversation(self, work: Work) -> None:
         """Out of the scheduler, but its conversation waits for it: its next attempt runs in place.
 
         A turn of another class may be under way: then it holds nothing, and is queued again behind that one.

@@ -176,7 +176,7 @@ class Attempts:
             work.run = None
             self._registry.transition(work, event, Stage.QUEUED)
             return
-        self._holdings.hold_line(work)
+        self._holdings.hold_conversation(work)
         self._holdings.give_back(work)
         if isinstance(decision, Requeue | Retry):
             self._registry.transition(work, event, Stage.RETRYING)
