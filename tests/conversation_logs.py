@@ -10,7 +10,7 @@ from memory_topics import MemoryTopics
 from penstock.common.conversations import ConversationRecord
 from penstock.common.reader import RawMessage
 from penstock.gateway.conversations.pages import Conversations
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import ConversationMessage, conversation_message_key
 from penstock.schemas.topics import TopicNames
@@ -44,8 +44,8 @@ class ReadTopics(MemoryTopics):
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
         return {topic: self.logs[topic][-1].timestamp_ms for topic in topics if self.logs.get(topic)}
 
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        return {topic: Place(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
+    def places(self, topics: Sequence[str]) -> dict[str, TopicEnd]:
+        return {topic: TopicEnd(self.ids[topic], self.ends[topic]) for topic in topics if topic in self.ids}
 
     def last_records(self, topics: Sequence[str], give_up: float) -> dict[str, RawMessage | None]:
         found: dict[str, RawMessage | None] = {}

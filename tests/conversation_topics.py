@@ -22,7 +22,7 @@ from penstock.gateway.conversations.indexes import Log
 from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.pages import Conversations
 from penstock.gateway.conversations.shared import SharedTopic
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.gateway.service.forking import Forking
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import NotFound, PenstockError
@@ -80,7 +80,7 @@ class Cluster(ReadTopics):
         live = {one.key or b"": one.value for one in self.logs[topic]}
         return [key for key, value in live.items() if value is not None]
 
-    def remove(self, topic: str, place: Place | None = None) -> bool:
+    def remove(self, topic: str, place: TopicEnd | None = None) -> bool:
         if place is None or self.ids.get(topic) == place.topic_id:
             if place is not None and self.ends[topic] != place.end:
                 return False
@@ -215,7 +215,7 @@ class SharedCluster(Cluster):
             raise NotFound(topic)
         return id_of(self.topic_id_of_all, address.partition, head), TopicRecords(list(decoded(CODEC, records)), head)
 
-    def remove(self, topic: str, place: Place | None = None) -> bool:
+    def remove(self, topic: str, place: TopicEnd | None = None) -> bool:
         return self.layout.remove(topic, place)
 
     def compact(self, *, tombstones_too: bool) -> None:

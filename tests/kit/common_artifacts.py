@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.common.artifacts import Artifact, ArtifactStore, Place
+from penstock.common.artifacts import Artifact, ArtifactStore, StorePlace
 from penstock.common.artifacts.inputs import erase_inputs, keep_input
 from penstock.schemas.errors import NotFound
 from penstock.schemas.ids import input_artifact_id
@@ -24,7 +24,7 @@ class StoreWorld:
     def __init__(self, folder: Path, clock: Callable[[], float] | None = None) -> None:
         self.now_s = 1_800_000_000.0
         self.folder, self.cold = folder / "store", folder / "cold"
-        cold = Place(location=str(self.cold), options={})
+        cold = StorePlace(location=str(self.cold), options={})
         self.store = ArtifactStore(self.folder, stores={"cold": cold}, clock=clock or (lambda: self.now_s))
 
     def bring(self, request_id: str, data: bytes = DATA) -> Artifact:

@@ -10,10 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from penstock.cli.paths import cache_dir, exclusive
 from stock_clients import missing, tool
 
 BUILD_LIMIT_S = 570.0
+MAY_BUILD = pytest.mark.timeout(2 * BUILD_LIMIT_S + 60)
+"""For tests that use a program: the first one builds it, and on a busy machine that takes longer than a test may."""
 GO = "go1.26.8"
 """The least that builds the programs. An older one fetches it as a module."""
 

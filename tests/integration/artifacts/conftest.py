@@ -11,7 +11,7 @@ import pytest
 
 from azure_server import AzureServer
 from gcs_server import GcsServer
-from penstock.common.artifacts import ArtifactStore, Place
+from penstock.common.artifacts import ArtifactStore, StorePlace
 from s3_server import Bucket, S3Server
 
 
@@ -31,7 +31,7 @@ class World:
 
     kind: str
     location: str
-    cold: Place
+    cold: StorePlace
     options: dict[str, str] = field(default_factory=dict[str, str])
     clock: Clock = field(default_factory=Clock)
 
@@ -86,7 +86,9 @@ def gcs_server(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(params=["folder", "s3", "azure", "gcs"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     if request.param == "folder":
-        return World("folder", str(tmp_path / "artifacts"), Place(location=str(tmp_path / "cold"), options={}))
+        return World("folder", str(tmp_path / "artifacts"), StorePlace(location=str(tmp_path / "cold"), options={}))
     make: Callable[[], Bucket] = request.getfixturevalue(f"{request.param}_server").bucket
     first, second = make(), make()
-    return World(request.param, first.location, Place(location=second.location, options=second.options), first.options)
+    return World(
+        request.param, first.location, StorePlace(location=second.location, options=second.options), first.options
+    )

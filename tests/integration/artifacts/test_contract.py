@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.common.artifacts import ArtifactStore, Place, digests
+from penstock.common.artifacts import ArtifactStore, StorePlace, digests
 from penstock.common.artifacts.by_time import path_of
 from penstock.common.artifacts.configured import configured_store
 from penstock.common.artifacts.places import OpenPlace
@@ -338,7 +338,7 @@ def test_credentials_are_never_shown(bucket: Any, monkeypatch: pytest.MonkeyPatc
     for name, value in {**bucket.options, "aws_endpoint": "http://127.0.0.1:1"}.items():
         monkeypatch.setenv(f"PENSTOCK_ARTIFACTS__OPTIONS__{name.upper()}", value)
     section = GatewaySettings().artifacts
-    shown = [repr(section), section.model_dump_json(), repr(Place(location="s3://b", options=bucket.options))]
+    shown = [repr(section), section.model_dump_json(), repr(StorePlace(location="s3://b", options=bucket.options))]
     with pytest.raises(InvalidRequest) as refused:
         ArtifactStore("s3://b/x", options={**bucket.options, "aws_regoin": "SECRETTHATNOBODYMAYSEE"})
     assert "aws_regoin" in str(refused.value)

@@ -201,7 +201,7 @@ def test_a_class_is_paused_and_resumed_and_the_first_screen_tells_of_it(
     gone(page, "model_paused")
     orders = httpx.get(f"{gateway.url}/v1/admin/orders").json()["data"]
     assert [(one["name"], one["paused"]) for one in orders] == [("low", True)]
-    late = system.gateway("g9").wait_ready()
+    late = system.gateway("late").wait_ready()
     first = httpx.get(f"{late.url}/v1/admin/problems").json()["data"]
     assert "class_paused" in {one["problem"] for one in first}, "the first answer of a gateway is whole"
     assert late.stop() == 0

@@ -23,7 +23,7 @@ from penstock.cli.main import app
 from penstock.common import admin
 from penstock.common.configuration import KafkaSection
 from penstock.common.transport import Transport
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.gateway.conversations.topics import OwnTopics
 from penstock.gateway.edge.keys import create_key
 from penstock.gateway.settings import GatewaySettings
@@ -368,12 +368,12 @@ def test_a_topic_is_removed_only_where_it_ends_as_it_was_seen(system: System) ->
     topic = kafka.names.conversation("acme", "seen")
     topics.create(topic)
     eventually(lambda: admin.topic_id(kafka, topic) is not None, 30, lambda: topic)
-    seen = Place(admin.topic_id(kafka, topic) or "", 0)
-    assert topics.remove(topic, Place("another", 0)), "that one is gone"
+    seen = TopicEnd(admin.topic_id(kafka, topic) or "", 0)
+    assert topics.remove(topic, TopicEnd("another", 0)), "that one is gone"
     transport = Transport(kafka)
     transport.send(topic, b"x", key=b"k", partition=0)
     assert transport.close(30) == 0
     assert not topics.remove(topic, seen)
     assert is_there(system, "seen")
-    assert topics.remove(topic, Place(seen.topic_id, 1))
+    assert topics.remove(topic, TopicEnd(seen.topic_id, 1))
     assert not is_there(system, "seen")

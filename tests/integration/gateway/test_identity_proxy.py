@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
-from kit.go_tools import go_program
+from kit.go_tools import MAY_BUILD, go_program
 from kit.identity_provider import SECRET, IdentityProvider
 from kit.nginx import ROOT, running_nginx
 from penstock.cli.paths import free_port
 from penstock.gateway.edge.keys import create_key
 from support import wait_until
 from system import Process, System
+
+pytestmark = MAY_BUILD
 
 OAUTH2_PROXY = "github.com/oauth2-proxy/oauth2-proxy/v7@v7.15.6"
 HEADER = "X-Auth-Request-Email"

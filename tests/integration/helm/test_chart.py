@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kit.go_tools import go_program
+from kit.go_tools import MAY_BUILD, go_program
 from kit.helm_chart import (
     CHART,
     KUBERNETES,
@@ -30,7 +30,7 @@ from penstock.gateway import app as gateway
 from penstock.gateway import side_process
 from penstock.processors import app as worker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, MAY_BUILD]
 
 KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"
 VALUES_FILES = sorted(path.name for path in CHART.glob("values-*.yaml"))

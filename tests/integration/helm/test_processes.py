@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from kit.go_tools import MAY_BUILD
 from kit.helm_chart import RELEASE, Manifest, containers, environment, of_kind, pods, rendered, values_file
 from penstock.cli.paths import cache_dir, free_port
 from penstock.common.admin import partition_counts
@@ -27,7 +28,7 @@ from penstock.gateway.edge.keys import create_key
 from penstock.schemas.topics import TopicNames
 from support import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.model]
+pytestmark = [pytest.mark.slow, pytest.mark.model, MAY_BUILD]
 
 ENTRYPOINT = ["penstock"]
 """That of both images."""

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kit.go_tools import MAY_BUILD
 from kit.helm_chart import NAMESPACE, RELEASE, of_kind, rendered, triggers, values_file
 from kit.prometheus import Prometheus, scraping
 from kit.scaler import Scaler
@@ -21,7 +22,7 @@ from penstock.schemas.topics import CLASSES
 from support import create_topics, wait_until
 from system import NOOP, Process, System
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, MAY_BUILD]
 
 SELECTOR = re.compile(r"(penstock_\w+)\{([^}]*)\}")
 OF_KUBERNETES = {"namespace", "pod"}

@@ -16,7 +16,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.transport import Delivery
 from penstock.gateway.dead_letters.follower import LetterFollower
 from penstock.gateway.dead_letters.index import LetterIndex
-from penstock.gateway.dead_letters.letters import HEADER_KIND, PURGED, Place
+from penstock.gateway.dead_letters.letters import HEADER_KIND, PURGED, LetterPlace
 from penstock.gateway.limits.allowances import Allowances
 from penstock.gateway.service.redriving import Redriving
 from penstock.schemas.codec import default_codec
@@ -41,8 +41,8 @@ class Topics:
         """(tenant, request id) of the letters that hold a request."""
         self.requests: list[InferenceRequest] = []
         self.run_as: dict[Key, set[str]] = defaultdict(set)
-        self.purged: set[Place] = set()
-        self.places: dict[Key, list[Place]] = defaultdict(list)
+        self.purged: set[LetterPlace] = set()
+        self.places: dict[Key, list[LetterPlace]] = defaultdict(list)
         self.violation: Violation | None = None
 
     def add_letter(self, number: int, *, readable: bool) -> None:
@@ -139,7 +139,7 @@ class Letters(LetterFollower):
         for number, log in self._topics.letters.items():
             self.index.take([self._record(message) for message in log[known.get(number, 0) :]])
 
-    def read(self, places: Sequence[Place], within_s: float = 1.0) -> dict[Place, RawMessage]:
+    def read(self, places: Sequence[LetterPlace], within_s: float = 1.0) -> dict[LetterPlace, RawMessage]:
         return {place: self._topics.letters[place[0]][place[1]] for place in places}
 
 

@@ -22,7 +22,7 @@ from penstock.gateway.view import topic_watch, topics_read
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.follower import _public_reason
 from penstock.gateway.view.pieces import BYTES_AT_ONCE, FOLDED_AT_ONCE, folds
-from penstock.gateway.view.progress import Progress
+from penstock.gateway.view.progress import ReadProgress
 from penstock.gateway.view.time_order import RECORD_BYTES, SHARE_BYTES, TimeOrder
 from penstock.gateway.view.topic_watch import OLD_S, PAUSES, TopicWatch
 from penstock.gateway.view.topics_read import UNKNOWN_S, MissingTopics, UnknownTopics, always_read
@@ -78,12 +78,12 @@ RESULT, REQUEST = ("inference.result", 0), ("inference.request.low", 0)
     ],
 )
 def test_a_view_that_catches_up_says_how_long_it_will_take(offsets: dict[TP, int], now_s: float, text: str) -> None:
-    progress = Progress(begin={RESULT: 100}, goal={RESULT: 300, REQUEST: 800}, began_s=100)
+    progress = ReadProgress(begin={RESULT: 100}, goal={RESULT: 300, REQUEST: 800}, began_s=100)
     assert progress.text({RESULT: 100, REQUEST: 0, **offsets}, now_s) == text
 
 
 def test_nothing_to_read_says_nothing() -> None:
-    assert Progress().text({}, 10) == Progress(begin={RESULT: 5}, goal={RESULT: 5}).text({RESULT: 5}, 10) == ""
+    assert ReadProgress().text({}, 10) == ReadProgress(begin={RESULT: 5}, goal={RESULT: 5}).text({RESULT: 5}, 10) == ""
 
 
 async def test_ends_that_were_read_beyond_are_not_believed_at_once(

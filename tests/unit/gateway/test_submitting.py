@@ -20,7 +20,7 @@ from kit.gateway_http import call
 from kit.records import model_info, request
 from kit.refusals import refused
 from kit.submitting import SubmitterParts
-from penstock.common.artifacts import ArtifactStore, Place
+from penstock.common.artifacts import ArtifactStore, StorePlace
 from penstock.common.configuration import ArtifactsSection, StoreSection
 from penstock.common.outgoing import Outgoing
 from penstock.common.transport import Delivery
@@ -532,7 +532,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("output", "param"), WRONG)
 async def test_the_gateway_refuses_it_before_anything_else(output: OutputSpec, param: str, tmp_path: Path) -> None:
-    store = ArtifactStore(tmp_path, stores={"cold": Place(location=str(tmp_path / "cold"), options={})})
+    store = ArtifactStore(tmp_path, stores={"cold": StorePlace(location=str(tmp_path / "cold"), options={})})
     nothing: Any = None
     submitter = Submitter(GatewaySettings(), nothing, nothing, nothing, nothing, nothing, nothing, store.check_place)
     with refused(InvalidRequest, param=param):

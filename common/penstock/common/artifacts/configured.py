@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import Field, SecretStr
 
-from penstock.common.artifacts.places import Place
+from penstock.common.artifacts.places import StorePlace
 from penstock.common.artifacts.store import ArtifactStore
 from penstock.common.configuration import ArtifactsSection, ProcessSettings
 
@@ -26,7 +26,7 @@ def open_store(section: ArtifactsSection, location: str | None = None) -> Artifa
         options=_texts(section.options),
         presigned=section.presigned_urls,
         stores={
-            name: Place(location=one.location, options=_texts(one.options), presigned=one.presigned_urls)
+            name: StorePlace(location=one.location, options=_texts(one.options), presigned=one.presigned_urls)
             for name, one in section.stores.items()
         },
     )

@@ -48,7 +48,7 @@ _CLIENT_OPTIONS = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class StorePlace:
     """A folder, or a URL such as `s3://bucket/prefix`, with the options of its client.
 
     Options are those of obstore: `aws_endpoint`, `aws_region`, `aws_access_key_id`, `allow_http` and so on; what is
@@ -61,14 +61,14 @@ class Place:
     """Whether URLs that the store itself serves may be handed out."""
 
     def __repr__(self) -> str:
-        return f"Place({self.location})"  # options hold credentials
+        return f"StorePlace({self.location})"  # options hold credentials
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPlace:
     """A place with its client, and the objects in it by their paths. All methods block and are thread-safe."""
 
-    place: Place
+    place: StorePlace
     root: str
     """The URI of the place, without a slash at its end."""
     client: Any
@@ -204,7 +204,7 @@ class OpenPlace:
 class Places:
     """The default place and those with names, opened when they are first used."""
 
-    def __init__(self, default: Place, named: Mapping[str, Place]) -> None:
+    def __init__(self, default: StorePlace, named: Mapping[str, StorePlace]) -> None:
         """Raises as `open_place` for the default one."""
         self._named = dict(named)
         self._open: dict[str | None, OpenPlace] = {None: open_place(default)}
@@ -231,7 +231,7 @@ class Places:
         check_place(self._named, store, prefix)
 
 
-def open_place(place: Place) -> OpenPlace:
+def open_place(place: StorePlace) -> OpenPlace:
     """Make the client; a local folder is made too, nothing else is asked.
 
     Raises InvalidRequest naming what is wrong in the location or the options, StoreUnavailable for a folder that

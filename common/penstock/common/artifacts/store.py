@@ -21,8 +21,8 @@ from penstock.common.artifacts.facts import Artifact, is_artifact_id
 from penstock.common.artifacts.holds import CONVERSATIONS, REQUESTS, Holds
 from penstock.common.artifacts.places import (
     OpenPlace,
-    Place,
     Places,
+    StorePlace,
     about_path,
     check_prefix,
     data_path,
@@ -60,7 +60,7 @@ class ArtifactStore:
         ttl_s: float | None = None,
         options: Mapping[str, str] | None = None,
         presigned: bool = True,
-        stores: Mapping[str, Place] | None = None,
+        stores: Mapping[str, StorePlace] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`ttl_s`: how long what comes without a time of its own is kept, in seconds; None: until it is deleted.
@@ -71,7 +71,7 @@ class ArtifactStore:
         self.max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        first = Place(location=str(location), options=dict(options or {}), presigned=presigned)
+        first = StorePlace(location=str(location), options=dict(options or {}), presigned=presigned)
         self.places = Places(first, stores or {})
         self._main = self.places[None]
         self.holds = Holds(self._main, CONVERSATIONS)

@@ -11,8 +11,8 @@ from penstock.common.forks import TopicForks
 from penstock.common.shards.addresses import head_of
 from penstock.schemas.records import ConversationMessage
 
-Place = tuple[int, str | None, str, int]
-"""(deletions before it, request_id, direction, number) of a message or summary. Of several records of one place the
+Slot = tuple[int, str | None, str, int]
+"""(deletions before it, request_id, direction, number) of a message or summary. Of several records of one slot the
 lowest offset counts."""
 
 
@@ -59,9 +59,9 @@ class ConversationIndex:
         """The time of the first record."""
         self.forks = TopicForks(self._head)
         self._offsets: list[int] = []
-        self._live: dict[str, tuple[int, Place | None]] = {}
+        self._live: dict[str, tuple[int, Slot | None]] = {}
         """By key: the offset of its live record, and the place if that is a message or a summary."""
-        self._written: dict[Place, list[int]] = {}
+        self._written: dict[Slot, list[int]] = {}
         """By place: the offsets of its live records, ascending. Several epochs can have written one."""
         self._turns: list[int] = []
         self._summaries: list[int] = []
@@ -181,7 +181,7 @@ class ConversationIndex:
         """Whether a later tombstone has this record's key."""
         return record.offset < self._erased.get(record.key, 0)
 
-    def _add(self, key: str, offset: int, place: Place | None) -> None:
+    def _add(self, key: str, offset: int, place: Slot | None) -> None:
         self._live[key] = offset, place
         if place is not None:
             written = self._written.setdefault(place, [])
@@ -205,11 +205,11 @@ class ConversationIndex:
         if not written:
             del self._written[place]
 
-    def _listed(self, place: Place) -> list[int]:
+    def _listed(self, place: Slot) -> list[int]:
         return self._summaries if place[2] == "summary" else self._turns
 
 
-def _place_of(record: ConversationRecord | HeadRecord, deletions: int) -> Place | None:
+def _place_of(record: ConversationRecord | HeadRecord, deletions: int) -> Slot | None:
     message = record.message
     if message is None or message.direction not in MESSAGES:
         return None

@@ -16,7 +16,7 @@ from penstock.common.reader import RawMessage
 from penstock.common.shards.addresses import first_offset, is_shared
 from penstock.gateway.conversations import tails
 from penstock.gateway.conversations.index import MESSAGES, ConversationIndex, HeadRecord, Said, ranges
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, DecodeError, NotFound
 from penstock.schemas.records import ConversationMessage
@@ -126,7 +126,7 @@ class Indexes:
         for start in range(0, len(topics), TOPICS_AT_ONCE):
             left = list(self._places(topics[start : start + TOPICS_AT_ONCE]).items())
             while left:
-                spans, some = dict[str, tuple[int, int]](), list[tuple[str, Place]]()
+                spans, some = dict[str, tuple[int, int]](), list[tuple[str, TopicEnd]]()
                 while left and sum(end - begin for begin, end in spans.values()) < TOGETHER_RECORDS:
                     topic, place = left.pop(0)
                     some.append((topic, place))
@@ -141,13 +141,13 @@ class Indexes:
                             self.extend(topic, found, give_up)
                         yield topic, self.whole(topic, found, give_up)
 
-    def _places(self, topics: Sequence[str]) -> dict[str, Place]:
+    def _places(self, topics: Sequence[str]) -> dict[str, TopicEnd]:
         for _ in range(TRIES):
             with suppress(NotFound):  # one was deleted since: look which are left
                 return self._log.places(topics)
         raise BrokerUnavailable("conversations are deleted while they are read; try again", retry_after_s=1)
 
-    def _indexed_end(self, topic: str, place: Place) -> int:
+    def _indexed_end(self, topic: str, place: TopicEnd) -> int:
         with self._guard:
             indexed = self._indexes.get(topic)
         if indexed is not None and indexed.topic_id == place.topic_id:

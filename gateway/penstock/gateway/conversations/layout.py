@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from penstock.gateway.conversations.indexes import Log
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 
 
 class Target(NamedTuple):
@@ -37,7 +37,7 @@ class Layout(Protocol):
         """Make the conversation, empty, unless it is there. Raises InsufficientCapacity."""
         ...
 
-    def remove(self, topic: str, place: Place | None = None) -> bool:
+    def remove(self, topic: str, place: TopicEnd | None = None) -> bool:
         """Remove it for good, and wait until readers see that it is gone: the next turn must not find it.
 
         False when it is still there and does not end at `place` any more. One of another id is left alone: another

@@ -13,7 +13,7 @@ from penstock.common import admin
 from penstock.common.kafka_errors import translated
 from penstock.common.reader import RawMessage, make_consumer, read_batches, read_with
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.schemas.errors import BrokerUnavailable, NotFound, PenstockError
 from penstock.schemas.topics import TP
 
@@ -46,10 +46,10 @@ class KafkaLog:
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
         return admin.newest_times(self._settings, topics)
 
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+    def places(self, topics: Sequence[str]) -> dict[str, TopicEnd]:
         ids = admin.topic_ids(self._settings, topics)
         ends = admin.end_offsets(self._settings, [(topic, 0) for topic in ids])
-        return {topic: Place(topic_id, ends[topic, 0]) for topic, topic_id in ids.items()}
+        return {topic: TopicEnd(topic_id, ends[topic, 0]) for topic, topic_id in ids.items()}
 
     def back(self, topic: str, end: int, records: int) -> int:
         return max(0, end - records)

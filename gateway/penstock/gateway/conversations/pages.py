@@ -14,7 +14,7 @@ from penstock.common.shards.addresses import is_shared
 from penstock.gateway.conversations.index import ConversationIndex
 from penstock.gateway.conversations.indexes import MOST_RECORDS, TRIES, Indexed, Indexes, Log
 from penstock.gateway.conversations.lineage import About, Holder, Lineage
-from penstock.gateway.conversations.tails import Place, Tail
+from penstock.gateway.conversations.tails import Tail, TopicEnd
 from penstock.gateway.conversations.trees import Branch, Trees
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import BrokerUnavailable, NotFound
@@ -228,7 +228,7 @@ class Conversations:
                 summaries=summaries,
             )
 
-    def place(self, tenant: str, conversation_id: str) -> Place:
+    def place(self, tenant: str, conversation_id: str) -> TopicEnd:
         """Where it stands and ends. Of one that is no fork it reads as much as `about`."""
         topic = self._topic(tenant, conversation_id)
         self.about(tenant, conversation_id)
@@ -238,11 +238,11 @@ class Conversations:
             raise unknown(conversation_id)
         return found.counted_from(base)
 
-    def tail(self, tenant: str, conversation_id: str, place: Place) -> Tail:
+    def tail(self, tenant: str, conversation_id: str, place: TopicEnd) -> Tail:
         """Its newest records, and those to come, as long as its topic has this id."""
         return Tail(self._log, self._codec, self._topic(tenant, conversation_id), place)
 
-    def moved(self, seen: Mapping[tuple[str, str], Place]) -> list[tuple[str, str]]:
+    def moved(self, seen: Mapping[tuple[str, str], TopicEnd]) -> list[tuple[str, str]]:
         """Of these conversations, by tenant and id, those that are in another place than was seen."""
         topics = {key: self._topic(*key) for key in seen}
         places = self._log.places(list(topics.values()))

@@ -15,7 +15,7 @@ from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.shards.shard_file import Row, Span
 from penstock.common.transport import Transport
 from penstock.gateway.conversations.layout import Target
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import NotFound
 from penstock.schemas.topics import TopicNames, conversation_key
@@ -49,7 +49,7 @@ class SharedTopic:
             head = forks.begin_record(tenant, name, uuid.uuid4().hex, now_ms())
             self._send(address, [(head.key.encode(), self._codec.encode(head.message))])
 
-    def remove(self, topic: str, place: Place | None = None) -> bool:
+    def remove(self, topic: str, place: TopicEnd | None = None) -> bool:
         """Its head goes when all else has gone, but for what says that it is deleted: a call that is repeated after a
         kill finds what is left to do, and until then the conversation is a deleted one."""
         address = self._address(topic)
@@ -130,10 +130,10 @@ class SharedLog:
     def newest_times(self, topics: Sequence[str]) -> dict[str, int]:
         return {topic: span.newest_ms for topic, span in self.spans(topics).items()}
 
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
-        found: dict[str, Place] = {}
+    def places(self, topics: Sequence[str]) -> dict[str, TopicEnd]:
+        found: dict[str, TopicEnd] = {}
         for topic, span in self.spans(topics).items():
-            found[topic] = Place(id_of(self._copy.topic_id, self._address(topic).partition, span.head), span.end)
+            found[topic] = TopicEnd(id_of(self._copy.topic_id, self._address(topic).partition, span.head), span.end)
         return found
 
     def spans(self, topics: Sequence[str]) -> dict[str, Span]:

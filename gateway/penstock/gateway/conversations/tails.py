@@ -26,22 +26,22 @@ GAP = 100
 DEADLINE_S = 10.0
 
 
-class Place(NamedTuple):
+class TopicEnd(NamedTuple):
     """Kafka's id of a topic, and the offset of its next record: Kafka's, or with a `base` the conversation's."""
 
     topic_id: str
     end: int
     base: int = 0
 
-    def counted_from(self, base: int) -> Place:
+    def counted_from(self, base: int) -> TopicEnd:
         """With the offsets of a conversation whose first own record has the offset `base`."""
-        return Place(self.topic_id, self.end - self.base + base, base)
+        return TopicEnd(self.topic_id, self.end - self.base + base, base)
 
 
 class Log(Protocol):
     """What is read of topics. All methods block, and raise BrokerUnavailable."""
 
-    def places(self, topics: Sequence[str]) -> dict[str, Place]:
+    def places(self, topics: Sequence[str]) -> dict[str, TopicEnd]:
         """Those of the topics that exist. Raises NotFound for one that is deleted at this moment."""
         ...
 
@@ -67,7 +67,7 @@ class Tail:
     """Offsets are the conversation's. All methods block and are thread-safe. They raise NotFound when the topic is gone
     or is another one, or the conversation was deleted in it; BrokerUnavailable, RegistryUnavailable."""
 
-    def __init__(self, log: Log, codec: Codec, topic: str, place: Place) -> None:
+    def __init__(self, log: Log, codec: Codec, topic: str, place: TopicEnd) -> None:
         self._log, self._codec, self._topic = log, codec, topic
         self._topic_id, self._base, self._first_end = place.topic_id, place.base, place.end - place.base
         self._lock = threading.Lock()

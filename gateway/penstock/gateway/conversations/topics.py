@@ -9,7 +9,7 @@ from contextlib import suppress
 from penstock.common import admin
 from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.log import KafkaLog
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.gateway.settings import GatewaySettings
 from penstock.schemas.errors import BrokerUnavailable, InsufficientCapacity, NotFound
 
@@ -42,7 +42,7 @@ class OwnTopics:
                 )
             admin.create_conversation_topic(self._kafka, topic, durability=self._durability)
 
-    def remove(self, topic: str, place: Place | None = None) -> bool:
+    def remove(self, topic: str, place: TopicEnd | None = None) -> bool:
         found = admin.topic_id(self._kafka, topic)
         if place is not None:
             if found != place.topic_id:

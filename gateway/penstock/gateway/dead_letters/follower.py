@@ -20,7 +20,7 @@ from penstock.gateway.dead_letters.letters import (
     LetterAction,
     LetterFacts,
     LetterGroup,
-    Place,
+    LetterPlace,
     facts_of,
 )
 from penstock.schemas.codec import Codec
@@ -103,13 +103,13 @@ class LetterFollower:
         assert self._reader is not None
         self._reader.wait_until_caught_up(within_s)
 
-    def read(self, places: Sequence[Place], within_s: float = ASK_S) -> dict[Place, RawMessage]:
+    def read(self, places: Sequence[LetterPlace], within_s: float = ASK_S) -> dict[LetterPlace, RawMessage]:
         """The records of these letters; one that retention took meanwhile is left out. Raises BrokerUnavailable."""
         topic, give_up = self._kafka.names.dlq, time.monotonic() + within_s
         partitions = {(topic, partition) for partition, _ in places}
         firsts = admin.begin_offsets(self._kafka, partitions, within_s)
         consumer = make_consumer(self._kafka)
-        found: dict[Place, RawMessage] = {}
+        found: dict[LetterPlace, RawMessage] = {}
         try:
             for partition, offset in places:
                 tp = (topic, partition)

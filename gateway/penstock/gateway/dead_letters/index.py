@@ -13,7 +13,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from penstock.gateway.dead_letters.letters import PURGED, LetterAction, LetterCount, LetterFacts, LetterGroup, Place
+from penstock.gateway.dead_letters.letters import (
+    PURGED,
+    LetterAction,
+    LetterCount,
+    LetterFacts,
+    LetterGroup,
+    LetterPlace,
+)
 from penstock.schemas.codec import RELEASED
 
 VERSION = 3
@@ -207,12 +214,12 @@ class LetterIndex:
             for reason, letters, oldest, redrivable, error in rows
         ]
 
-    def get(self, place: Place) -> LetterFacts | None:
+    def get(self, place: LetterPlace) -> LetterFacts | None:
         found = self._select("partition = ? AND offset = ?", place, "")
         return found[0] if found else None
 
     def page(
-        self, chosen: LetterFilter, *, after: Place | None = None, limit: int, newest_first: bool = False
+        self, chosen: LetterFilter, *, after: LetterPlace | None = None, limit: int, newest_first: bool = False
     ) -> list[LetterFacts]:
         """In the order of their times. `after` may have been purged meanwhile. KeyError when it is unknown."""
         where, values = self._where(chosen, after, "<" if newest_first else ">")
@@ -220,20 +227,20 @@ class LetterIndex:
         order = f"ORDER BY created_ms {direction}, partition {direction}, offset {direction} LIMIT ?"
         return self._select(where, [*values, limit], order)
 
-    def count(self, chosen: LetterFilter, *, after: Place | None = None) -> int:
+    def count(self, chosen: LetterFilter, *, after: LetterPlace | None = None) -> int:
         """The number of letters in all pages from the oldest. Raises as `page`."""
         where, values = self._where(chosen, after, ">")
         with self._lock:
             return self._db.execute(f"SELECT count(*) FROM letters WHERE {where}", values).fetchone()[0]
 
-    def _where(self, chosen: LetterFilter, after: Place | None, side: str) -> tuple[str, list[Any]]:
+    def _where(self, chosen: LetterFilter, after: LetterPlace | None, side: str) -> tuple[str, list[Any]]:
         conditions, values = chosen.where()
         if after is not None:
             conditions.append(f"(created_ms, partition, offset) {side} (?, ?, ?)")
             values += [self._time_of(after), *after]
         return " AND ".join(conditions) or "1", values
 
-    def _time_of(self, place: Place) -> int:
+    def _time_of(self, place: LetterPlace) -> int:
         """When the letter was written, also of a purged one. Raises KeyError."""
         where = "WHERE partition = ?1 AND offset = ?2"
         with self._lock:

@@ -30,15 +30,15 @@ MOST_CHARS = 1_000
 _ID = re.compile(r"(\d{1,9})/(\d{1,18})")
 _CURSOR = re.compile(r"(\d{1,9}/\d{1,18})?(?:@((?:\d{1,9}:\d{1,18},?)*))?")
 
-Place = tuple[int, int]
+LetterPlace = tuple[int, int]
 """(partition, offset) on the topic of dead letters."""
 
 
-def letter_id(place: Place) -> str:
+def letter_id(place: LetterPlace) -> str:
     return f"{place[0]}/{place[1]}"
 
 
-def place_of(text: str, param: str = "id") -> Place:
+def place_of(text: str, param: str = "id") -> LetterPlace:
     """Raises InvalidRequest."""
     found = _ID.fullmatch(text)
     if found is None:
@@ -90,7 +90,7 @@ class LetterCursor:
     As text: `2/17@0:40,2:31`. An id alone fixes no ends.
     """
 
-    place: Place | None = None
+    place: LetterPlace | None = None
     ends: Mapping[int, int] | None = None
     """By partition; one that is missing had no letters."""
 
@@ -149,7 +149,7 @@ class LetterFacts:
     redrives: int = 0
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LetterPlace:
         return self.partition, self.offset
 
     def to_json(self) -> dict[str, Any]:

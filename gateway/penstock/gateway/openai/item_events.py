@@ -15,7 +15,7 @@ from penstock.common.conversations import Turn
 from penstock.common.shards.addresses import is_shared
 from penstock.common.tasks import set_within
 from penstock.gateway.context import service_of
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.gateway.edge.event_stream import KEEPALIVE, KEEPALIVE_S, server_sent
 from penstock.gateway.limits.callers import caller_of
 from penstock.gateway.openai.conversation_items import items_of_turn
@@ -34,7 +34,7 @@ class Position:
     skipped: int = 0
 
     @classmethod
-    def after(cls, event_id: str, place: Place) -> Position:
+    def after(cls, event_id: str, place: TopicEnd) -> Position:
         """Behind an event of the conversation that stands at `place`. Raises InvalidCursor.
 
         In the shared topic it may end before the event: compaction takes tombstones at its end away, and a gateway that
@@ -81,7 +81,7 @@ async def item_events(
     feeds: Feeds,
     tenant: str,
     conversation_id: str,
-    place: Place,
+    place: TopicEnd,
     begin: Position,
     keepalive_s: float = KEEPALIVE_S,
 ) -> AsyncGenerator[bytes]:

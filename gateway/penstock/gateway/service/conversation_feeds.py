@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import ParamSpec, TypeVar
 
 from penstock.gateway.conversations.pages import Conversations
-from penstock.gateway.conversations.tails import Part, Place, Tail
+from penstock.gateway.conversations.tails import Part, Tail, TopicEnd
 from penstock.gateway.threads import Threads
 from penstock.gateway.view.hub import Client, Gone, Hub, items_subject
 from penstock.schemas.errors import NotFound, PenstockError
@@ -46,7 +46,7 @@ class Ended(Enum):
 class Feed:
     """One conversation that is followed. On the event loop."""
 
-    def __init__(self, key: Key, place: Place, tail: Tail) -> None:
+    def __init__(self, key: Key, place: TopicEnd, tail: Tail) -> None:
         self.key = key
         self.topic_id, self.base = place.topic_id, place.base
         self.tail = tail
@@ -91,7 +91,7 @@ class Feeds:
         return len(self._feeds)
 
     @asynccontextmanager
-    async def following(self, tenant: str, conversation_id: str, place: Place) -> AsyncGenerator[Feed]:
+    async def following(self, tenant: str, conversation_id: str, place: TopicEnd) -> AsyncGenerator[Feed]:
         """The feed of a conversation, which stood there a moment ago."""
         feed = self._feed((tenant, conversation_id), place)
         feed.followers += 1
@@ -120,7 +120,7 @@ class Feeds:
         while True:
             await asyncio.sleep(max(self._look_s, min(10 * took_s, LONGEST_PAUSE_S)))
             began = time.monotonic()
-            seen = {key: Place(feed.topic_id, feed.newest.end, feed.base) for key, feed in self._feeds.items()}
+            seen = {key: TopicEnd(feed.topic_id, feed.newest.end, feed.base) for key, feed in self._feeds.items()}
             try:
                 moved = await self._threads.metadata.run(self._conversations.moved, seen) if seen else []
             except PenstockError as error:
@@ -133,7 +133,7 @@ class Feeds:
             for key in moved:
                 self.wake(*key)
 
-    def _feed(self, key: Key, place: Place) -> Feed:
+    def _feed(self, key: Key, place: TopicEnd) -> Feed:
         feed = self._feeds.get(key)
         if feed is not None and feed.topic_id != place.topic_id:
             feed.end(Ended.DELETED)

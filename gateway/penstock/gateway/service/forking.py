@@ -21,7 +21,7 @@ from penstock.common.transport import Delivery
 from penstock.gateway.conversations.layout import Target
 from penstock.gateway.conversations.lineage import Holder, Lineage
 from penstock.gateway.conversations.pages import Conversations
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.gateway.threads import Threads
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import Conflict, InsufficientCapacity, NotFound, PenstockError
@@ -61,7 +61,7 @@ class Topics(Protocol):
     def is_shared(self) -> bool: ...
     def target(self, topic: str, key: bytes) -> Target: ...
     def create(self, topic: str) -> None: ...
-    def remove(self, topic: str, place: Place | None = None) -> bool: ...
+    def remove(self, topic: str, place: TopicEnd | None = None) -> bool: ...
 
 
 @dataclass(eq=False)
@@ -231,7 +231,7 @@ class Forking:
             return
         # Before it goes: afterwards a turn may begin it anew, and hold images of its own.
         marks = await self._marks(tenant, conversation_id)
-        if await self._remove_topic(tenant, conversation_id, Place(lineage.topic_id, lineage.end)):
+        if await self._remove_topic(tenant, conversation_id, TopicEnd(lineage.topic_id, lineage.end)):
             await self._release_artifacts(tenant, conversation_id, marks)
         else:  # something was appended: a turn has begun it anew, or another gateway is at it
             await self.let_go(tenant, conversation_id, busy)
@@ -302,7 +302,7 @@ class Forking:
         topic = self._topic(tenant, conversation_id)
         await self._threads.conversations.run_for(tenant, self._topics.create, topic)
 
-    async def _remove_topic(self, tenant: str, conversation_id: str, place: Place | None = None) -> bool:
+    async def _remove_topic(self, tenant: str, conversation_id: str, place: TopicEnd | None = None) -> bool:
         topic = self._topic(tenant, conversation_id)
         return await self._threads.conversations.run_for(tenant, self._topics.remove, topic, place)
 

@@ -31,7 +31,7 @@ from penstock.gateway.dead_letters.letters import (
     LetterCursor,
     LetterFacts,
     LetterGroup,
-    Place,
+    LetterPlace,
     letter_id,
     payload_json,
     place_of,
@@ -89,7 +89,7 @@ class Redriven:
     error: PenstockError | None = None
     """Why the call ended before its letters did."""
 
-    def handled(self, place: Place, new_id: str | None, *, passed: bool) -> None:
+    def handled(self, place: LetterPlace, new_id: str | None, *, passed: bool) -> None:
         """Count a letter. `passed`: nothing before it is left, so the next call continues behind it."""
         self.remaining -= 1
         if new_id is not None:
@@ -97,11 +97,11 @@ class Redriven:
         if passed:
             self.cursor = replace(self.cursor, place=place)
 
-    def skip(self, place: Place, error: PenstockError) -> None:
+    def skip(self, place: LetterPlace, error: PenstockError) -> None:
         self.skipped.append({"id": letter_id(place), "code": error.code, "message": error.message})
 
 
-Items = Sequence[tuple[Place, LetterFacts | None]]
+Items = Sequence[tuple[LetterPlace, LetterFacts | None]]
 """Letters by their places; None: there is none."""
 
 
@@ -283,9 +283,9 @@ class Redriving:
     async def _redrive_one(
         self,
         caller: Caller,
-        place: Place,
+        place: LetterPlace,
         row: LetterFacts | None,
-        records: dict[Place, RawMessage],
+        records: dict[LetterPlace, RawMessage],
         *,
         dry_run: bool,
         again: bool,
@@ -334,7 +334,7 @@ class Redriving:
                     raise
                 await asyncio.sleep(min(error.retry_after_s or 0.5, 1.0))
 
-    async def _read(self, places: Sequence[Place]) -> dict[Place, RawMessage]:
+    async def _read(self, places: Sequence[LetterPlace]) -> dict[LetterPlace, RawMessage]:
         return await self._threads.run(self._letters.read, places) if places else {}
 
     def _payload(self, message: RawMessage | None) -> dict[str, Any]:
@@ -374,7 +374,7 @@ class Redriving:
             logger.warning("dead_letters.not_trimmed error=%s", error)
 
 
-def _absent(place: Place) -> NotFound:
+def _absent(place: LetterPlace) -> NotFound:
     return NotFound(f"there is no dead letter {letter_id(place)}")
 
 

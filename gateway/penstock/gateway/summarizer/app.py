@@ -16,7 +16,7 @@ from penstock.common.telemetry import register, tracing
 from penstock.gateway.side_process import Over, run
 from penstock.gateway.summarizer.following import Following
 from penstock.gateway.summarizer.own_topics import OwnTopics
-from penstock.gateway.summarizer.progress import Progress
+from penstock.gateway.summarizer.progress import CommittedPositions
 from penstock.gateway.summarizer.requests import COMPLETED, GONE, Requests
 from penstock.gateway.summarizer.settings import SummarizerSettings
 from penstock.gateway.summarizer.shared_topic import SharedTopic
@@ -69,7 +69,7 @@ class Summarizer:
         self._metrics = SummarizerMetrics(self._scheduler)
         self.registry = self._metrics.registry
         register(self.registry)
-        self._progress = Progress(kafka, section.group_id)
+        self._progress = CommittedPositions(kafka, section.group_id)
         self._changed = asyncio.Event()
         self._following = Following(kafka, codecs, self._scheduler, self._source, section.look_s, self._changed.set)
         self._requests = Requests(kafka, codecs.blocking, section, self._end)

@@ -9,8 +9,8 @@ from penstock.common import admin
 from penstock.common.conversations import Turn, read_conversation, standing
 from penstock.common.reader import PartitionReader, RawMessage
 from penstock.common.settings import KafkaSettings
-from penstock.gateway.summarizer.progress import Progress
-from penstock.gateway.summarizer.sources import REACHED, Place
+from penstock.gateway.summarizer.progress import CommittedPositions
+from penstock.gateway.summarizer.sources import REACHED, ReadingPlace
 from penstock.gateway.summarizer.summary_scheduler import Commit, Key
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import NotFound
@@ -28,7 +28,7 @@ class OwnTopics:
         codec: Codec,
         reader: PartitionReader,
         put: Callable[[Sequence[RawMessage]], None],
-        progress: Progress,
+        progress: CommittedPositions,
     ) -> None:
         self._kafka, self._codec, self._reader, self._put, self._progress = kafka, codec, reader, put, progress
 
@@ -43,19 +43,19 @@ class OwnTopics:
         topics = {self._topic(key): key for key in keys}
         return {topics[topic]: topic_id for topic, topic_id in admin.topic_ids(self._kafka, list(topics)).items()}
 
-    def places(self, keys: Sequence[Key]) -> dict[Key, Place]:
+    def places(self, keys: Sequence[Key]) -> dict[Key, ReadingPlace]:
         topics = {self._topic(key): key for key in keys}
         topic_ids = admin.topic_ids(self._kafka, list(topics))
         partitions = [(topic, 0) for topic in topic_ids]
         begin = admin.begin_offsets(self._kafka, partitions)
         committed = self._progress.read(topic_ids, topics) if topic_ids else {}
         end = admin.end_offsets(self._kafka, partitions)  # last: what is below it is read before anything is due
-        places: dict[Key, Place] = {}
+        places: dict[Key, ReadingPlace] = {}
         for topic, topic_id in topic_ids.items():
             known = committed.get(topic)
             if known is None or known.offset > end[topic, 0]:  # or the log has lost its end
                 known = Commit(topics[topic], 0)
-            places[topics[topic]] = Place(topic_id, begin[topic, 0], known, end[topic, 0])
+            places[topics[topic]] = ReadingPlace(topic_id, begin[topic, 0], known, end[topic, 0])
         return places
 
     def end(self, key: Key, topic_id: str) -> int | None:

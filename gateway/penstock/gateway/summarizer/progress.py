@@ -16,7 +16,7 @@ TIMEOUT_S = 10.0
 GROUP = "penstock-summarizer"
 
 
-class Progress:
+class CommittedPositions:
     """With each position goes what else a `Commit` says. Several summarizers may commit for one group."""
 
     def __init__(self, kafka: KafkaSettings, group_id: str | None) -> None:

@@ -12,7 +12,7 @@ from penstock.common.settings import KafkaSettings
 from penstock.common.shards.addresses import Address, address_of, id_of, split_key
 from penstock.common.shards.shard_copy import ShardCopy
 from penstock.common.shards.shard_file import Row
-from penstock.gateway.summarizer.sources import REACHED, Place
+from penstock.gateway.summarizer.sources import REACHED, ReadingPlace
 from penstock.gateway.summarizer.summary_scheduler import Commit, Key
 from penstock.schemas.codec import Codec
 from penstock.schemas.errors import NotFound
@@ -39,13 +39,13 @@ class SharedTopic:
     def ids(self, keys: Sequence[Key]) -> dict[Key, str]:
         return {key: place.topic_id for key, place in self.places(keys).items()}
 
-    def places(self, keys: Sequence[Key]) -> dict[Key, Place]:
+    def places(self, keys: Sequence[Key]) -> dict[Key, ReadingPlace]:
         addresses = {key: self._address(key) for key in keys}
         file = self._copy.refresh({one.partition for one in addresses.values()})
         spans = {key: file.span(address.conversation) for key, address in addresses.items()}
         topic_id = self._copy.topic_id
         return {
-            key: Place(id_of(topic_id, addresses[key].partition, span.head), span.head, Commit(key, 0), span.end)
+            key: ReadingPlace(id_of(topic_id, addresses[key].partition, span.head), span.head, Commit(key, 0), span.end)
             for key, span in spans.items()
             if span is not None
         }

@@ -15,7 +15,7 @@ REACHED: Headers = (("reached", None),)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ReadingPlace:
     """Where the reading of a conversation begins, and what a predecessor has committed."""
 
     topic_id: str
@@ -43,7 +43,7 @@ class Source(Protocol):
         """What distinguishes a conversation from another one of its name, of those that exist."""
         ...
 
-    def places(self, keys: Sequence[Key]) -> dict[Key, Place]:
+    def places(self, keys: Sequence[Key]) -> dict[Key, ReadingPlace]:
         """Those that exist. Raises NotFound for one that is deleted at this moment."""
         ...
 

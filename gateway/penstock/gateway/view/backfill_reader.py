@@ -14,7 +14,7 @@ from penstock.gateway.view.backfill import Backfill, records_between
 from penstock.gateway.view.ends import Ends
 from penstock.gateway.view.ordered_reading import CROWDED, OrderedReading
 from penstock.gateway.view.pieces import Folding, folds
-from penstock.gateway.view.progress import Progress, duration_text
+from penstock.gateway.view.progress import ReadProgress, duration_text
 from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.snapshot_import import SnapshotImport
 from penstock.gateway.view.store import Store
@@ -52,7 +52,7 @@ class BackfillReader:
         self._queue = BatchQueue(asyncio.get_running_loop())
         self._ends = Ends(settings, backfill, threads)
         self._folding = Folding(view.apply_backfill, backfill.offsets)
-        self._progress = Progress()
+        self._progress = ReadProgress()
         self._reader: PartitionReader | None = None
 
     @property
@@ -77,7 +77,7 @@ class BackfillReader:
             await importing.run(self._backfill)
         begin, goal = dict(self._backfill.offsets()), self._backfill.ends
         logger.info("history.begins records=%d", records_between(begin, goal))
-        self._progress = Progress(begin=begin, goal=goal, began_s=time.monotonic())
+        self._progress = ReadProgress(begin=begin, goal=goal, began_s=time.monotonic())
         self._reader = reader = self._reader_from(begin)
         await asyncio.to_thread(reader.start)
         try:

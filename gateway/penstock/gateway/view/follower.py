@@ -25,7 +25,7 @@ from penstock.gateway.view.history import KEPT_MINUTES, MINUTE_MS
 from penstock.gateway.view.ordered_reading import CROWDED, OrderedReading
 from penstock.gateway.view.piece_reader import PieceReader
 from penstock.gateway.view.pieces import FOLDED_AT_ONCE, Folding, folds
-from penstock.gateway.view.progress import Progress
+from penstock.gateway.view.progress import ReadProgress
 from penstock.gateway.view.selecting import Selection
 from penstock.gateway.view.shared_calls import SharedCalls
 from penstock.gateway.view.snapshot_import import SnapshotImport
@@ -114,7 +114,7 @@ class Follower:
         self._ends = Ends(settings, view, self._threads)
         self._tasks: list[asyncio.Task[None]] = []
         self._began_ms = now_ms()
-        self._progress = Progress()
+        self._progress = ReadProgress()
         self._caught_up = False
         self._lookup_failure: str | None = None
         """Why the last lookup of the topics failed."""
@@ -174,7 +174,7 @@ class Follower:
         await asyncio.to_thread(self._reader.start)
         self._view.known.catching_up = True
         self._watch.begin(topics, self._reader)
-        self._progress = Progress(begin=dict(begin), began_s=time.monotonic())
+        self._progress = ReadProgress(begin=dict(begin), began_s=time.monotonic())
         self._view.offsets().update(begin)
         self._tasks = [
             self._loop.create_task(self._guard(name, work))

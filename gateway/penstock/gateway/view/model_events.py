@@ -18,7 +18,7 @@ STOPPED = "stopped"
 NO_EVICTION = frozenset({"desired", "keep_alive", "removed", "replaced", "too_small"})
 """Reasons of a replica's end that is not for another model."""
 _NOTHING = ModelState(model="", state="absent")
-Place = tuple[str, int]
+ReplicaKey = tuple[str, int]
 """(model, replica)"""
 
 
@@ -98,7 +98,7 @@ class ModelEvents:
         if len(self._last) > MOST_WORKERS:
             del self._last[next(iter(self._last))]
 
-    def _ended(self, worker: WorkerState, was: dict[Place, ModelState], at_ms: int, reason: str) -> None:
+    def _ended(self, worker: WorkerState, was: dict[ReplicaKey, ModelState], at_ms: int, reason: str) -> None:
         for place, state in was.items():
             if state.state in LOADED:
                 self._events.append(replace(_made(worker, place, at_ms, "unloaded", reason), device=state.device))
@@ -136,7 +136,7 @@ def _state(state: ModelState) -> str:
     return "absent" if state.state == "loading" and state.device is None else state.state
 
 
-def _made(worker: WorkerState, place: Place, at_ms: int, event: str, reason: str | None) -> ModelEvent:
+def _made(worker: WorkerState, place: ReplicaKey, at_ms: int, event: str, reason: str | None) -> ModelEvent:
     model, replica = place
     return ModelEvent(
         at_ms=at_ms,

@@ -13,7 +13,7 @@ MINUTES_FROM_S = 180
 
 
 @dataclass(slots=True)
-class Progress:
+class ReadProgress:
     """The first reading of a view, from `begin` to `goal`."""
 
     begin: Mapping[TP, int] = field(default_factory=dict[TP, int])

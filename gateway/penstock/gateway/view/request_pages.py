@@ -19,7 +19,7 @@ SELECT requests.tenant FROM names JOIN requests
 """
 """The tenants whose first rows come first. A page holds rows of these alone, if they are as many as its rows."""
 _ALL_ROWS, _LIVE_ROWS = "requests WHERE true", "requests INDEXED BY live WHERE done = 0"
-Place = tuple[int, str, str, int]
+SortKey = tuple[int, str, str, int]
 """(when it was accepted, request_id, tenant): the order of all lists; and the number of the row."""
 _BEHIND = {newest: f" AND (accepted_ms, request_id, tenant) {'<' if newest else '>'} (?, ?, ?)" for newest in (0, 1)}
 _ORDER = {newest: f" ORDER BY accepted_ms {word}, request_id {word}" for newest, word in enumerate(("ASC", "DESC"))}
@@ -45,7 +45,7 @@ def numbers_of_page(
         if (accepted := row.fetchone()) is None:
             return None
         last = (accepted[0], after[1], after[0])
-    page: list[Place] = []
+    page: list[SortKey] = []
 
     def bounded(scan: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
         """Behind `after`, and before the last on the page so far if it is full."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.common.artifacts import ArtifactStore, Place, check_artifact_id
+from penstock.common.artifacts import ArtifactStore, StorePlace, check_artifact_id
 from penstock.common.artifacts.places import cause_of
 from penstock.schemas.errors import InvalidRequest, NotFound, StoreUnavailable
 
@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_made_is_a_store_that_fails(tmp_path: Path) -> N
     words = f"the store of artifacts at {in_the_way} failed: File exists"
     with pytest.raises(StoreUnavailable, match=f"^{words}$"):
         ArtifactStore(in_the_way)
-    store = ArtifactStore(tmp_path / "artifacts", stores={"cold": Place(location=str(in_the_way), options={})})
+    store = ArtifactStore(tmp_path / "artifacts", stores={"cold": StorePlace(location=str(in_the_way), options={})})
     with pytest.raises(StoreUnavailable, match=words):
         store.put("default", b"picture", store="cold")
     in_the_way.unlink()

@@ -16,7 +16,7 @@ from conversation_logs import TOPIC, FakeLog, message, reader
 from penstock.common.tasks import end_all
 from penstock.gateway.conversations import tails
 from penstock.gateway.conversations.pages import Conversations
-from penstock.gateway.conversations.tails import Place
+from penstock.gateway.conversations.tails import TopicEnd
 from penstock.gateway.openai.item_events import Position, item_events
 from penstock.gateway.service import conversation_feeds as feeds_module
 from penstock.gateway.service.conversation_feeds import PAGE_TURNS, Ended, Feeds
@@ -227,7 +227,7 @@ async def test_a_log_that_lost_records_ends_the_stream_so_that_clients_ask_again
 @pytest.mark.parametrize("event_id", ["5", "x", "-2", "1.x", "", "99999999999999999999"])
 def test_an_event_that_cannot_be_is_refused(event_id: str) -> None:
     with pytest.raises(InvalidCursor):
-        Position.after(event_id, Place("id", 5))
+        Position.after(event_id, TopicEnd("id", 5))
 
 
 async def test_a_look_that_waited_for_kafka_is_soon_followed_by_the_next(

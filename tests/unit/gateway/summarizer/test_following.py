@@ -21,11 +21,11 @@ from penstock.common.shards.shard_file import ShardFile
 from penstock.gateway.summarizer import following, progress
 from penstock.gateway.summarizer import requests as module
 from penstock.gateway.summarizer.following import Following
-from penstock.gateway.summarizer.progress import Progress
+from penstock.gateway.summarizer.progress import CommittedPositions
 from penstock.gateway.summarizer.requests import MOST_IDLE, Requests
 from penstock.gateway.summarizer.settings import SummarizerSection
 from penstock.gateway.summarizer.shared_topic import SharedTopic
-from penstock.gateway.summarizer.sources import REACHED, Place
+from penstock.gateway.summarizer.sources import REACHED, ReadingPlace
 from penstock.gateway.summarizer.summary_scheduler import Commit, Key, Submit, SummaryScheduler
 from penstock.producers import Result
 from penstock.schemas.codec import default_codec
@@ -54,8 +54,8 @@ class Source:
         self.compared.append(len(keys))
         return {key: self.current[key] for key in keys if key in self.current}
 
-    def places(self, keys: Sequence[Key]) -> dict[Key, Place]:
-        return {key: Place(self.current[key], 0, Commit(key, 0), 0) for key in keys}
+    def places(self, keys: Sequence[Key]) -> dict[Key, ReadingPlace]:
+        return {key: ReadingPlace(self.current[key], 0, Commit(key, 0), 0) for key in keys}
 
     def begin(self, begin: Mapping[Key, int]) -> None:
         self.begun += begin
@@ -135,7 +135,7 @@ def test_the_group_is_asked_before_there_is_a_conversation(monkeypatch: pytest.M
     monkeypatch.setattr(admin, "asked", lambda _, ask, timeout_s: ask(client, timeout_s))
     monkeypatch.setattr(admin, "conversation_topics", lambda _: {})
     monkeypatch.setattr(progress, "make_consumer", lambda *_, **__: None)
-    asking = Progress(KafkaSettings(), "summaries")
+    asking = CommittedPositions(KafkaSettings(), "summaries")
     if is_refused:
         with pytest.raises(Forbidden, match="needs READ on the group summaries"):
             asking.check()
