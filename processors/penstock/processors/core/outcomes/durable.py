@@ -13,7 +13,7 @@ from penstock.processors.core.requests.registry import Registry
 from penstock.processors.core.requests.statuses import status_event
 from penstock.processors.core.settings import Commands
 from penstock.processors.core.work.states import Stage
-from penstock.processors.core.work.work import Destination, Subject, Work, WorkKey
+from penstock.processors.core.work.work import Subject, Work, WorkKey
 from penstock.schemas.errors import InternalError, InvalidRequest, PenstockError
 
 
@@ -83,8 +83,8 @@ class Durable:
         if (work := self._registry.in_stage(subject, Stage.MOVING)) is None:
             return None
         if work.repeats:
-            partition, pool = work.pass_to or Destination()
-            self._emit(Republish(work.subject, partition, work.repeats.pop(0), pool))
+            assert work.pass_to is not None, "what arrived misplaced is not known by its name"
+            self._emit(Republish(work.subject, work.pass_to.partition, work.repeats.pop(0), work.pass_to.pool))
             return None
         self._registry.transition(work, "moved", Stage.DONE)
         return self._over(work)
