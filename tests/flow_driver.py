@@ -18,6 +18,8 @@ from penstock.schemas.errors import ModelNotFound, PenstockError
 from penstock.schemas.records import ControlCommand, InferenceRequest, Origin, Requirements
 
 TOPICS = HIGH, MEDIUM, LOW, EMBEDDING = "high", "medium", "low", "embedding"
+MOST_CHECKED = 24
+"""Requests that a world may hold for its invariants to be checked after each event: more would take too long."""
 PRIORITY = {"high": 2, "medium": 5, "low": 8}
 
 
@@ -271,6 +273,9 @@ class World:
             self.flow.step(self.now)
             effects = self.flow.take_effects()
             if not effects:
+                if len(self.flow.works) <= MOST_CHECKED:
+                    self.flow.check()
+                    self.flow.commit.check()
                 return
             for effect in effects:
                 self.seen.append(effect)

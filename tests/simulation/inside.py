@@ -262,6 +262,10 @@ class Inside:
         """The invariants of their owner."""
         self._flow.commit.check()
 
+    def check_counts(self) -> None:
+        """The invariants between the owners."""
+        self._flow.check()
+
     def delivered_up_to(self, tp: TP) -> int:
         """The offset behind all that was delivered of a partition that it has, in this assignment or before it."""
         partition = self._flow.commit._partitions.get(tp)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 LOOK_EACH = 16
 """Steps between two looks at what is bounded."""
+COUNT_EACH = 10 * LOOK_EACH
+"""What is counted wrongly stays so: it is looked at less often."""
 IN_FLIGHT_BYTES = 2 * INBOX_BATCHES * MOST_RECORDS * FACT_BYTES
 """What is delivered already, when a partition is held because the budget is full, is taken all the same."""
 ROUNDING_S = 1e-6
@@ -386,6 +388,11 @@ class Checks:
             if replica.used_tokens != sum(replica.holders.values()):
                 held = dict(replica.holders)
                 raise Violation(f"lane: {replica} counts {replica.used_tokens} tokens, held are {held}")
+        if self._cluster.world.steps % COUNT_EACH == 0:
+            try:
+                inside.check_counts()
+            except AssertionError as error:
+                raise Violation(f"counts: {error}") from error
 
     # -- the end
 

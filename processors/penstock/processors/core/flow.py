@@ -17,6 +17,7 @@ The states of a request are in `work/states.py`. Models: websockets' `protocol.p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -73,7 +74,7 @@ from penstock.processors.core.runs.starting import Starter
 from penstock.processors.core.runs.suspect_starts import SuspectStarts
 from penstock.processors.core.settings import Catalog, Commands, FlowSettings
 from penstock.processors.core.work.peers import Peers
-from penstock.processors.core.work.states import IN_SCHEDULER, NOT_DUE, Stage
+from penstock.processors.core.work.states import IN_SCHEDULER, NOT_DUE, ON_LANE, Stage
 from penstock.processors.core.work.work import Body, Subject, Work, WorkKey
 from penstock.schemas.errors import ExecutionTimeout
 from penstock.schemas.records import AttemptHistory, ControlCommand, WaitingFor
@@ -424,6 +425,24 @@ class Flow:
             self._holdings.drop(work)
 
     # -- looking
+
+    def check(self) -> None:
+        """The invariants between the owners, for tests and the simulator: what one counts, another has."""
+        works, scheduler = self.works.values(), self.scheduler
+        parked = Counter((work.lane, work.klass) for work in works if work.stage is Stage.PARKED)
+        counted = {(name, klass): count for name, lane in self.lanes.items() for klass, count in lane.parked.items()}
+        assert parked == Counter(counted), f"parked are {parked}, and {counted} are counted"
+        queued = {work.number for work in works if work in scheduler}
+        waiting = {work.number for work in works if work.stage in IN_SCHEDULER}
+        assert len(queued) == len(scheduler), f"{len(scheduler)} are queued, and {len(queued)} of them are held"
+        assert queued <= waiting, f"queued without waiting: {queued - waiting}"
+        for work in works:
+            left = work.stage is Stage.FETCHING and (work.end_with is not None or work.pass_to is not None)
+            assert work.number in queued or work.number not in waiting or left, f"{work} waits, and is not queued"
+        granted = {work.number for work in works if work.stage in ON_LANE}
+        holders = {work.number for lane in self.lanes.values() for work in lane.holders()}
+        assert granted == holders, f"granted are {granted}, and slots are held by {holders}"
+        assert len(granted) == self.grants.held, f"{self.grants.held} grants are counted, and {len(granted)} are held"
 
     def waiting_for(self, work: Work, now: float) -> WaitingFor:
         """Why a request that waits does not run yet."""
