@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flow_driver import World
+from flow_driver import MEDIUM, World
 from penstock.processors.core import effects as ask
 from penstock.processors.core.work.states import IN_SCHEDULER, Stage
 
@@ -54,3 +54,14 @@ def test_one_that_is_larger_than_its_share_is_read_at_its_turn_and_those_behind_
     world.finish("large")
     world.finish("behind")
     assert [status for _, status in world.ended] == ["completed"] * 8
+
+
+def test_each_tick_fills_what_their_share_has_room_for() -> None:
+    world = World(intake_bytes=1 << 20)
+    for number in range(20):
+        world.submit(f"r{number}", size=SIZE, settle=False)
+    world.up()
+    while any(work.stage is Stage.PARKED for work in world.flow.works.values()):
+        world.finish(*world.running)
+        world.pass_time(0.01)
+        assert world.flow.budget.room(MEDIUM, "m") < SIZE or world.flow.lane("m").parked[MEDIUM] == 0
