@@ -147,7 +147,7 @@ class Chunk(Effect):
 class Terminal(Effect):
     """Publish its one outcome. → delivered
 
-    `origin`: another place where the same request stands; None for its first record.
+    `origin`: another record of the same request; None for its first one.
     """
 
     subject: Subject
@@ -203,9 +203,9 @@ class Size(Effect):
 
 @fixed
 class Load(Effect):
-    """Load a replica of a model, in so many bytes of a device (None: it takes no memory). → up, load_failed
+    """Load a replica of a model, in this many bytes of a device (None: it takes no memory). → up, load_failed
 
-    `devices`: all of them, for an engine that takes so many bytes of each.
+    `devices`: all of them, for an engine that takes these bytes of each.
     """
 
     model: str

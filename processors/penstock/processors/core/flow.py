@@ -109,7 +109,7 @@ class Flow:
     ) -> None:
         """Makes each part once, with the parts that it uses.
 
-        `estimate_error` hears what came less what was estimated, `memory_error` the peak and what was booked.
+        `estimate_error` gets the real start less the estimated one, `memory_error` the peak and what was booked.
         `deaths`: how many workers died while a request ran. `earlier_attempts`: those of a request that the crash
         journal knows. `estimates`: what was learned before.
         """
@@ -266,9 +266,9 @@ class Flow:
         now: float,
         wall_ms: float = float("inf"),
     ) -> frozenset[int]:
-        """A new generation: what is not ours any more is let go of silently; after a fence everything is.
+        """A new generation: what is not ours any more is dropped silently; after a fence everything is.
 
-        Returns the `seq` of each request that was let go of: nothing more may be published of it.
+        Returns the `seq` of each dropped request: nothing more may be published of it.
         `wall_ms` is the time now in milliseconds since the epoch: nobody else has worked on what is appended after it.
         """
         self.registry.generation, self.registry.owned_since_ms = generation, wall_ms
@@ -307,7 +307,7 @@ class Flow:
         self._complete(self.durable.dead_lettered(subject, now))
 
     def published(self, subject: Subject, status: str) -> bool:
-        """The broker has its terminal event. Returns False when it was let go of meanwhile: its new owner ends it."""
+        """The broker has its terminal event. Returns False if it was dropped meanwhile: its new owner ends it."""
         awaited = self.durable.awaits(subject, Stage.PUBLISHING)
         self._complete(self.durable.published(subject, status))
         return awaited
@@ -387,7 +387,7 @@ class Flow:
         return min((at for part in due if (at := part.next_due()) is not None), default=None)
 
     def publish_positions(self, count: int) -> None:
-        """Who is near the front and waits for long hears how the queue moves, and what it waits for."""
+        """Publish place and reason of requests that are near the front and have waited for long."""
         ahead: dict[str, tuple[int, int]] = {}
         for position, work in enumerate(self.scheduler.fronts.front(count)):
             work.position = position

@@ -50,7 +50,7 @@ class Arrival(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revocation:
-    """What an assignment takes away: unfinished work to let go of, silently. `restart_all`: of every partition."""
+    """What an assignment takes away: unfinished work to drop silently. `restart_all`: of every partition."""
 
     dropped: tuple[WorkKey, ...]
     restart_all: bool
@@ -169,7 +169,7 @@ class Commit:
         redelivered = start < span.end
         span.deliver(start, end, offsets)
         if redelivered and len(offsets) != end - start:
-            for offset in partition.entries:  # work goes on though its record is gone from the log
+            for offset in partition.entries:  # it is worked on, though its record is gone from the log
                 if start <= offset < end:
                     span.reopen(offset)
         span.forget(partition.committed, self._commit_span)
@@ -328,7 +328,7 @@ def _kept(partition: _Partition | None, committed: int, metadata: str) -> _Parti
     if committed >= partition.committed:
         partition.committed, partition.metadata = committed, metadata
     partition.span.resume(committed)
-    for offset in partition.entries:  # work goes on though its offset is committed
+    for offset in partition.entries:  # it is worked on, though its offset is committed
         if offset < committed:
             partition.span.reopen(offset)
     partition.proposed = None

@@ -29,7 +29,7 @@ FEW = 1.1
 AFTER_OOM = 1.25
 OOM_FORGOTTEN_AFTER = 8
 GROWN = 1.2
-"""Lines are fitted again when there are so many times more samples, or when one lies above them."""
+"""Lines are fitted again when the samples have grown by this factor, or when one lies above them."""
 BAD_FIT = 0.10
 """A line that is off by more than this is no better than a peak that was measured at about this shape."""
 

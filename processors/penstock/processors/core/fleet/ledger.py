@@ -198,7 +198,7 @@ class Ledger:
     ) -> MemoryGrant | None:
         """Reserve these bytes on each of these devices; None when one of them does not fit now.
 
-        `reserved_as`: whom the room was kept for, when that was under another name.
+        `reserved_as`: the owner that the room was kept for, if that has another name.
         None too for a device that is not observed. Raises ValueError for no needs, a negative one, or a device
         that is not here.
         """
@@ -241,7 +241,7 @@ class Ledger:
     # -- reservations
 
     def reserve(self, device: str, need_bytes: int, for_owner: str, until: float, now: float) -> bool:
-        """Keep room for one who has waited too long; whether room is kept for it now.
+        """Keep room for an owner that has waited too long; whether room is kept for it now.
 
         A device keeps room for one owner at a time. Small ones are delayed by `longest_reservation_s` at most. When
         that was not enough (what runs there runs longer), they pass for as long as they were held back, then the same
@@ -273,7 +273,7 @@ class Ledger:
                 held.reservation = None
 
     def reservation(self, device: str, now: float) -> tuple[str, int, float] | None:
-        """For whom room is kept on a device, how many bytes, and until when."""
+        """The owner that room of a device is kept for, how many bytes, and until when."""
         kept = self._devices[device].reservation
         return None if kept is None or now >= kept.until else (kept.owner, kept.bytes, kept.until)
 

@@ -100,7 +100,7 @@ class Replica:
         return min(max(self.slots, LOOK_AHEAD[0]), LOOK_AHEAD[1])
 
     def could_hold(self, tokens: int) -> bool:
-        """Whether a run of so many tokens fits into its cache while nothing else runs."""
+        """Whether a run of these tokens fits into its cache while nothing else runs."""
         return self.tokens is None or tokens <= self.tokens
 
     def take(self, work: Work, tokens: int, now: float) -> None:

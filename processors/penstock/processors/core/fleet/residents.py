@@ -31,7 +31,7 @@ class ModelSpec:
 
     `devices`: names or kinds of devices, the preferred first; none for an engine that takes no memory of this machine.
     `priority`: weight of keeping it loaded, 1 for an ordinary one. `keep_alive_s`: so long it stays loaded without use;
-    None: until others need its memory. `count`: an engine takes so many devices.
+    None: until others need its memory. `count`: devices that one engine takes.
     """
 
     model: str

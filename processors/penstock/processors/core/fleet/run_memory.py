@@ -17,7 +17,7 @@ from penstock.processors.core.work.work import Work
 
 @dataclass(frozen=True, slots=True)
 class MemoryWaiter:
-    """The run that is first to get memory of a device. `owner`: as whom it is known to placement and reservations.
+    """The run that is first to get memory of a device. `owner`: its name in placement and reservations.
 
     `klass`, `oldest`: the most urgent class that waits for its model, and when the oldest of that came: for it the run
     is in the queue with models that wait to be loaded. `since`: when its wait began to count against others.
@@ -62,7 +62,7 @@ def held_by_runs(replica: Replica) -> int:
 
 
 class RunMemory:
-    """Asked at each start. `waiters`: by work, those for whom room is made; the flow chooses them."""
+    """Asked at each start. `waiters`: by work, those that room is made for; the flow chooses them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

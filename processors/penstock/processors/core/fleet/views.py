@@ -43,7 +43,7 @@ class ModelView:
     """A model as placement sees it.
 
     `needs`: by device ("cuda:1") or kind of device ("cuda"), the preferred first. `load_seconds`: what a load takes.
-    `run_seconds`: what a run takes, about; so long a drained replica goes on half empty.
+    `run_seconds`: what a run takes, about; a drained replica runs on that long, half empty.
     `priority`: weight of keeping it, 1 for an ordinary one. `preload`: it is to be loaded though nobody asks; the flow
     clears it once it was loaded, from then on `keep_alive_s` holds. `min_replicas`: so many while memory lies free,
     though nobody asks. `use_rate`: uses per second, see `UseRate`.
@@ -92,9 +92,8 @@ class ReplicaView:
 
     `state`: loading, ready, draining, unloading. `bytes`: what comes back when it goes, by device. `queued_for_it`:
     requests that were given to it and do not run yet. `klass`: the most urgent class that runs on it, or else that ran
-    on it last.
-    `for_model`: for whom it is drained or unloaded. `run_bytes`: what its runs hold, beyond `bytes`, of each device.
-    `end_reason`: why orders want it ended, None when they do not.
+    on it last. `for_model`: the model that it is drained or unloaded for. `run_bytes`: what its runs hold of each
+    device, beyond `bytes`. `end_reason`: why orders want it ended, None when they do not.
     """
 
     model: str

@@ -64,7 +64,7 @@ class Wants:
         return bool(times) and self.now - max(times) >= view.keep_alive_s
 
     def _promised(self) -> dict[str, float]:
-        """For whom others are being given up, and the rank of the most urgent of those.
+        """The models that others are given up for, and the rank of the most urgent of those.
 
         The room that comes is theirs: who gave it up does not take it back, or the two would take turns for ever.
         """

@@ -50,7 +50,7 @@ from penstock.schemas.topics import (
 Headers = Sequence[tuple[str, bytes | None]]
 
 _IDENTITIES = ("request_id", "tenant"), ("request_id",)
-"""Fields that tell whose a record is: as many as can be read."""
+"""Fields that name the owner of a record: as many as can be read."""
 MAX_ATTEMPT = 1_000
 ANY_VERSION = bytes(1) + SCHEMA_IDS["InferenceRequest"][-1].to_bytes(4, "big")
 """Makes a body without its id legible up to the fields with which all versions begin."""
@@ -117,7 +117,7 @@ class Intake:
             return Poison(reason=reason, request_id=None, tenant=None, origin=origin, attempt=attempt, fault=error)
 
     def _read(self, place: Origin, origin: Origin, attempt: int, value: bytes | None, size: int) -> Taken | Poison:
-        """`place` is where the record stands, `origin` where its first one did."""
+        """`place` is the record's own, `origin` that of its first one."""
         try:
             if (text := json_text(value)) is not None:  # validated while it is parsed
                 request = parse_request_bytes(
@@ -214,7 +214,7 @@ class Intake:
     def _identity_of(self, value: bytes | None, origin: Origin) -> tuple[str | None, str | None, str | None, Labels]:
         """(request_id, tenant, callback_url, labels) of what is no valid request, as far as it is legible.
 
-        Who waits hears of it. A whole JSON object without an id has the one that is made up of its origin.
+        Its caller gets an outcome. A whole JSON object without an id has the one that is made up of its origin.
         """
         whole = object_in(value or b"")
         body = legible_fields(value) if whole is None else whole
@@ -255,7 +255,7 @@ class Intake:
 
 
 def _refused(request: InferenceRequest, error: PenstockError, origin: Origin, attempt: int) -> Poison:
-    """What is legible of a request that cannot be taken: who waits hears of it."""
+    """What is legible of a request that cannot be taken: its caller gets an outcome."""
     request_id, tenant = _checked(request.request_id, request.tenant, None)
     return Poison(
         reason=error,

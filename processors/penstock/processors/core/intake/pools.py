@@ -30,7 +30,7 @@ class Pools:
     def other_pool(self, request: InferenceRequest, *, moved: bool = False) -> str | None:
         """The pool that the request belongs to, when that is another one than this worker's.
 
-        A request that names neither pool nor model is for the pool on whose topic it stands. One that names this pool
+        A request that names neither pool nor model is for the pool of its topic. One that names this pool
         is moved too if its model has left the pool, but only once: files may differ. A conversation stays in its pool.
         """
         wanted = request.pool

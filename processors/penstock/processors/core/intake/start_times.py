@@ -26,7 +26,7 @@ from penstock.schemas.topics import TP
 AT_ONCE = 256
 """How many become due, or are written again, in one tick: a flood of one time must not hold up the event loop."""
 SHARE_OF_SPAN, SHARE_OF_TENANT = 8, 16
-"""Of the offsets that deliveries may run ahead, one in so many may be scheduled, of all tenants and of one."""
+"""Of the offsets that deliveries may run ahead, one in this many may be scheduled, of all tenants and of one."""
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class StartTimes:
         self._statuses.say(work, "queued", now)
 
     def tick(self, now: float, wall_ms: int, lags_below: Callable[[TP], int]) -> None:
-        """Let go of those whose time has come, and write again what lags: what stands at `lags_below` or below it."""
+        """Release those whose time has come, and write again those whose offset is `lags_below` or lower."""
         scheduled = self._registry.scheduled
         for _ in range(AT_ONCE):
             at_ms, work = scheduled.first()

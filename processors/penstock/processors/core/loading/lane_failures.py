@@ -59,7 +59,7 @@ class LaneFailures:
         return bool(waiting)
 
     def _end_removed(self, lane: Lane, now: float) -> bool:
-        """End who waits for a model that was removed, some at a time, also behind a turn or in a paused class."""
+        """End requests that wait for a removed model, some at a time, also behind a turn or in a paused class."""
         queued = any(self._scheduler.fronts.depth(lane.name, klass) for klass in CLASSES)
         if not queued and not self._retries.waiting(lane.name):
             return False  # asked at each tick, for as long as this worker lives

@@ -36,9 +36,9 @@ class MemoryWaiters:
     _dirty: DirtySet
     _settings: plan.PlacementSettings
     reserved_for: set[str] = field(init=False, default_factory=set[str])
-    """Models and runs for whom the ledger keeps room."""
+    """Models and runs that the ledger keeps room for."""
     _ended_at: dict[str, float] = field(init=False, default_factory=dict[str, float])
-    """By device, when the newest of those for whom room was kept had it, or did not wait any more."""
+    """By device, when the newest that room was kept for got it or stopped waiting."""
 
     def choose(self, now: float) -> None:
         """By device, the run that is first to get memory."""

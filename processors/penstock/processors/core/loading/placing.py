@@ -28,7 +28,7 @@ from penstock.processors.core.work.suspects import set_apart
 from penstock.processors.core.work.work import Work
 
 STATUSES_A_LOAD = 64
-"""Of the requests that wait for a model, so many get a status with the reason."""
+"""At most this many of the requests that wait for a model get a status with the reason."""
 
 
 @dataclass(eq=False)
@@ -91,7 +91,7 @@ class Placing:
                 self._statuses.say(work, status, now)
 
     def loading_progressed(self, model: str, fraction: float, now: float) -> None:
-        """So much of the model's download is there, from 0 to 1: who waits for it hears so."""
+        """The share of the model's download that is done, from 0 to 1: requests that wait for it get it as a status."""
         for work in itertools.islice(self._scheduler.fronts.waiting(model), STATUSES_A_LOAD):
             self._statuses.say_at_once(work, "loading_model", now, f"loading_model {fraction:.0%}")
 

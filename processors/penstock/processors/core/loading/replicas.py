@@ -21,7 +21,7 @@ from penstock.processors.core.work.retries import EngineDied
 from penstock.processors.core.work.suspects import suspect_all
 
 LIVED = 8
-"""An engine that has run so many has seen its peak, if its warm-up has not."""
+"""After this many runs an engine has had its peak, if its warm-up has not."""
 AFTERMATH_S = 1.0
 """A death this soon after a run was stopped may be the stopped run's fault: nobody is blamed alone for it."""
 
@@ -84,7 +84,7 @@ class Replicas:
         measured_bytes: int | None = None,
         peak_bytes: int = 0,
     ) -> None:
-        """A replica is loaded: it runs so many at once, in so many tokens of cache (None: no such limit).
+        """A replica is loaded: it runs `slots` at once, in `tokens` of cache (None: no such limit).
 
         `measured_bytes` and `peak_bytes`: what it holds after its warm-up, and the most that it has held.
         """
@@ -156,7 +156,7 @@ class Replicas:
         self._dirty.look_at(lane)
 
     def limits(self, model: str, number: int, slots: int, now: float) -> None:
-        """A replica's engine runs so many at once from now on. What is on it in excess may end."""
+        """A replica's engine runs `slots` at once from now on. What runs on it in excess may end."""
         lane = self._lanes[model]
         replica = lane.replicas.get(number)
         if replica is not None:

@@ -21,7 +21,7 @@ from penstock.schemas.errors import Cancelled, Expired, PenstockError
 
 
 class Erased(Cancelled):
-    """How a request ends that is delivered again after its tenant erased it: what stands of it counts no more."""
+    """How a request ends that is delivered again after its tenant erased it: what it left does not count."""
 
     def __init__(self) -> None:
         super().__init__("its tenant erased it")
@@ -98,8 +98,8 @@ class Endings:
         """End it without an output; a turn of which no run has begun here, and a summary, only if its conversation has
         none.
 
-        A worker that died, or lost its partition, may have appended one before it could say so. Nobody is to hear
-        again what was erased.
+        A worker that died, or lost its partition, may have appended one before it could publish it. What was erased
+        is not looked up: it must not be published again.
         """
         if work.conversation_id is None or work.begun or work.stage is Stage.RUNNING or isinstance(error, Erased):
             self.settle(work, event, now, error=error)
@@ -119,7 +119,7 @@ class Endings:
             self._look_up(work, event)
 
     def letter(self, work: Work, event: str, error: PenstockError) -> None:
-        """As `end`, with a dead letter where no answer stands."""
+        """As `end`, with a dead letter if the conversation has no answer."""
         work.error = error
         if work.conversation_id is None or work.begun or work.stage in (Stage.RUNNING, Stage.CHECKING_FOR_ANSWER):
             self._registry.transition(work, event, Stage.DEAD_LETTERING)

@@ -98,7 +98,7 @@ class Forecast:
                 return None
             load_s = times.load_s.value - ahead.loading_for_s
         slots = max(1, ahead.slots)
-        must_end = ahead.requests + ahead.busy - slots + 1  # so many must have ended before it has a slot
+        must_end = ahead.requests + ahead.busy - slots + 1  # must end before it has a slot
         if must_end <= 0:
             return load_s
         mean_s = times.run_s.value

@@ -16,7 +16,7 @@ LEAST = 0.001
 OCTAVES = 27
 """Up to 134,000 times 1 s: more than a day."""
 LARGE = 64
-"""After so many half-lives weights are scaled down."""
+"""Half-lives after which weights are scaled down."""
 
 
 class DecayingHistogram:

@@ -37,7 +37,7 @@ class QueueStatistics(Generic[ItemT]):
         return dict(self._depths)
 
     def up_to(self, klass: str) -> int:
-        """How many items are queued in a class and those above it: where a newcomer of the class stands."""
+        """How many items are queued in a class and those above it: the place of a new item of the class."""
         depths = self._depths
         if klass == "high":
             return depths["high"]

@@ -74,7 +74,7 @@ class EngineSlack:
         self.urgent, self.low = Average(self.settings.half_life_s), Average(self.settings.half_life_s)
 
     def resize(self, slots: int, tokens: int | None) -> None:
-        """The engines run so many at once, in so many tokens of cache (None: no such limit)."""
+        """The engines run `slots` at once, in `tokens` of cache (None: no such limit)."""
         if (slots, tokens) != (self.slots, self.tokens):
             self.slots, self.tokens = slots, tokens
             self._set_level(self.urgent)
@@ -170,7 +170,7 @@ class Slack:
         return engine
 
     def observe(self, model: str, slots: int, tokens: int | None, now: float) -> None:
-        """The engines of a model run so many at once, in so many tokens of cache (None: no such limit).
+        """The engines of a model run `slots` at once, in `tokens` of cache (None: no such limit).
 
         Call it steadily: what they do is measured from one call to the next.
         """

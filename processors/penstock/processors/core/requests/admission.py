@@ -132,7 +132,7 @@ class Admission:
         return replica.inline and work.stage is Stage.QUEUED and work.starts_unprepared
 
     def on(self, replica: Replica, work: Work, slots: int, tokens: int, now: float) -> Refusal | None:
-        """Whether it may start with so many slots and tokens of this replica: those that are kept for nobody else."""
+        """Whether it may start with these slots and tokens of this replica, which are kept for no other."""
         need = 0 if work.run is None else work.run.need_tokens
         if slots <= 0:
             return OTHERS_FIRST
@@ -165,7 +165,7 @@ class Admission:
         return any(replica.exclusive is not None and self.is_kept(lane, replica) for replica in lane.ready)
 
     def is_kept(self, lane: Lane, replica: Replica) -> bool:
-        """Whether one of the suspects for whom the replica is kept waits to run there, or runs."""
+        """Whether one of the suspects that the replica is kept for waits to run there, or runs."""
         group = replica.exclusive
         return group is not None and any(work in replica.holders or self.may_join(lane, work) for work in group.members)
 

@@ -22,7 +22,7 @@ from penstock.processors.core.work.work import Work
 
 @dataclass(eq=False)
 class Holdings:
-    """Gives back. Each part hears of what was its own, in a fixed order, and nothing comes back twice."""
+    """Gives back what a request holds, to each owner in a fixed order, and nothing twice."""
 
     _registry: Registry
     _scheduler: Scheduler[Work]

@@ -62,7 +62,7 @@ class Registry:
         self._by_name[(work.tenant, work.request_id)] = work
 
     def of(self, subject: Subject) -> Work | None:
-        """The request that an answer speaks of; None when it has ended or was let go of."""
+        """The request of an answer; None if it has ended or was dropped."""
         work = self.works.get(subject.key)
         return work if work is not None and work.number == subject.seq else None
 
@@ -82,7 +82,7 @@ class Registry:
         return self._by_name.get((tenant, request_id))
 
     def forget(self, work: Work) -> None:
-        """It is done, or was let go of."""
+        """It is done, or was dropped."""
         self.scheduled.over(work)
         if self.works.get(work.key) is work:
             del self.works[work.key]
@@ -126,6 +126,6 @@ class Registry:
 
     @property
     def stalled(self) -> bool:
-        """Whether so many ends are under way, or bytes of their outputs in memory, that nothing more should start."""
+        """Whether too many requests are ending, or their outputs take too much memory, for anything more to start."""
         held_bytes = self.output_bytes + self.chunk_bytes
         return self._ends_under_way >= ENDINGS_IN_ALL or held_bytes >= self.most_output_bytes

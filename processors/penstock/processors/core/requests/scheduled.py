@@ -71,7 +71,7 @@ class Scheduled:
                 self._count_out(tp, tenant)
 
     def over(self, work: Work) -> None:
-        """It has ended here, or was let go of. Of one that was written again a copy will come."""
+        """It has ended here, or was dropped. Of one that was written again a copy will come."""
         if work.pass_to is None or work.stage is not Stage.DONE or work.end_with is not None:
             self.comes_again(work)
 

@@ -81,7 +81,7 @@ class Statuses:
     def turns_behind(self, is_eligible: Callable[[Work], bool], count: int, now: float) -> None:
         """Turns that wait behind another one stand near no front: of some of them, what has changed is said too.
 
-        Only those that stated another reason can be wrong. `count`: so many are looked at, or an eighth of them all.
+        Only those that stated another reason can be wrong. `count` of them are looked at, or an eighth of all.
         """
         for work in list(islice(self._turns, max(count, len(self._turns) // 8))):
             del self._turns[work]

@@ -126,7 +126,7 @@ def _take_logprobs(run: Run) -> tuple[list[dict[str, Any]], int]:
 
 
 def _add_piece(gathered: list[dict[str, Any]], piece: dict[str, Any]) -> None:
-    """What goes on where the last piece ends becomes a part of it."""
+    """A piece that continues the last one becomes a part of it."""
     last = gathered[-1] if gathered else None
     if last is not None and piece["offset"] and last["index"] == piece["index"]:
         gathered[-1] = {**last, "arguments": last["arguments"] + piece["arguments"]}

@@ -64,7 +64,7 @@ class Attempts:
         memory_bytes: int = 0,
         appends: bool = False,
     ) -> None:
-        """Its conversation was read and its prompt counted: it needs so many tokens, and bytes of the device.
+        """Its conversation was read and its prompt counted: `need_tokens` of cache, `memory_bytes` of the device.
 
         `appends`: its output is appended to its conversation, though it takes no turn.
         """
@@ -181,7 +181,7 @@ class Attempts:
         if isinstance(decision, Requeue | Retry):
             self._registry.transition(work, event, Stage.RETRYING)
             self._statuses.say_at_once(work, "retrying", now, error.code)
-            work.attempt += 1  # after that was said: readers hear `running` of the next attempt as news
+            work.attempt += 1  # after that status: `running` of the next attempt is news to readers
             work.run = None
             self._emit(Retried(work.subject))
             self._holdings.drop_body_over_share(work)
@@ -206,5 +206,5 @@ class Attempts:
             self._statuses.say_at_once(work, "retrying", now, "engine_failed")
         self._statuses.say(work, "queued", now)  # if it lasts: with what it waits for; that it runs is not so any more
         if published or (run is not None and run.sent_pieces):
-            work.attempt += 1  # readers must be able to tell the new words and statuses from those that were published
+            work.attempt += 1  # readers must not mix its text and statuses with those that were published
         self._dirty.look_at(self._lanes[work.lane])

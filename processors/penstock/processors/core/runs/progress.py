@@ -45,6 +45,6 @@ class Steps:
 
     def _tell(self, work: Work, run: Run, now: float) -> None:
         run.step_published_at, run.step_due = now, False
-        # Who hears of a step hears that it runs: that needs no status of its own any more.
+        # A step says that it runs: `running` needs no status of its own any more.
         work.pending_status = work.published_status = "running"
         self._emit(status_event(work, "running", step=run.step, steps=run.steps))

@@ -11,7 +11,7 @@ from penstock.schemas.published_logprobs import PublishedLogprobs
 
 @fixed
 class PublishedPrefix:
-    """What earlier attempts have published of a stream, from the (epoch, attempt) `since` on: all of it stands.
+    """What earlier attempts have published of a stream, from the (epoch, attempt) `since` on: all of it is valid.
 
     `model` made it. `token_ids` are all that were made for it, also those whose text was held back; none are known of a
     remote model. `call_chars` has the characters of the arguments of each call of a tool, `logprobs` the log

@@ -67,7 +67,7 @@ class Subject:
 
     @property
     def first_key(self) -> WorkKey:
-        """Where its first record stands: copies that were moved elsewhere have the same one."""
+        """The place of its first record: copies that were moved elsewhere have the same one."""
         return key_of(self.origin)
 
     @property
@@ -261,7 +261,7 @@ class Work:
     pass_to: Destination | None = None
     """Where it is published again: a worker there serves its model."""
     repeats: list[Origin] = field(default_factory=list[Origin])
-    """Where else the same request stands: readers may follow any of them, so each has its outcome."""
+    """Other records of the same request: readers may follow any of them, so each has its outcome."""
     silent_repeats: list[Origin] = field(default_factory=list[Origin])
     """The same of those that nobody follows yet: each has a copy if the request is passed on, and else no outcome."""
     output_bytes: int = 0
@@ -297,7 +297,7 @@ class Work:
 
     @property
     def first_key(self) -> WorkKey:
-        """Where its first record stands: copies that were moved elsewhere have the same one."""
+        """The place of its first record: copies that were moved elsewhere have the same one."""
         return key_of(self.first_place)
 
     @property
@@ -338,8 +338,8 @@ class Work:
         return known
 
     def count_as_new_attempt(self) -> None:
-        """Its outcome is an answer that another run may have given. Readers of its stream must be able to tell that
-        from the words that were published under its attempt, and from those that a claim of the attempt left standing.
+        """Its outcome is an answer that another run may have given. Readers of its stream must not take it for the end
+        of the text that was published under its attempt, or of the text that the attempt continued.
         """
         if self.stream:
             self.attempt += 1
