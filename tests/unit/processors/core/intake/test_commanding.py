@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from flow_driver import HIGH, LOW, MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.work.states import Stage
 from penstock.schemas.errors import EngineFailed
+from penstock.schemas.records import ControlCommand
 
 PRIORITIES = {HIGH: 1, MEDIUM: 5, LOW: 9}
 
@@ -141,3 +144,57 @@ def test_a_worker_that_reads_the_record_later_knows_the_new_class(again: bool) -
         world.reprioritize("low", PRIORITIES[HIGH])
     world.up()
     assert world.started == ["low"]
+
+
+def send(world: World, kind: str, request_id: str = "r", **fields: Any) -> None:
+    command = ControlCommand(
+        kind=kind, request_id=request_id, tenant="default", **{"created_at": world.wall_ms, **fields}
+    )
+    world.flow.command(command, world.now, world.wall_ms)
+    world.settle()
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"), [("the operator stops it", "the operator stops it"), (None, "cancelled by its caller")]
+)
+def test_a_cancel_says_why(reason: str | None, said: str) -> None:
+    world = World()
+    work = world.submit("r")
+    send(world, "cancel", reason=reason)
+    assert (world.ended, str(work.outcome.error)) == ([("r", "cancelled")], said)
+
+
+@pytest.mark.parametrize("kind", ["erase", "delete_conversation"])
+@pytest.mark.parametrize(("later_ms", "ends"), [(0, True), (1, False)])
+def test_what_came_after_an_erasure_or_a_deletion_is_not_of_it(kind: str, later_ms: int, ends: bool) -> None:
+    """A replay of the control topic brings commands of before."""
+    world = World()
+    world.submit("r", conversation_id="c")
+    send(world, kind, conversation_id="c", created_at=world.wall_ms - later_ms)
+    assert bool(world.ended) is ends
+    assert len(world.effects(ask.Erase)) == (kind == "erase") * (1 + ends)
+
+
+@pytest.mark.parametrize("fields", [{"priority": None}, {"priority": 1, "kind": "of a later release"}])
+def test_a_command_without_a_priority_or_of_an_unknown_kind_changes_nothing(fields: dict[str, Any]) -> None:
+    world = World()
+    work = world.submit("r")
+    send(world, **{"kind": "reprioritize", **fields})
+    assert (work.klass, work.priority) == (MEDIUM, 5)
+
+
+def test_what_has_its_outcome_keeps_its_class() -> None:
+    world = ready()
+    world.hold_answers = {ask.Terminal}
+    work = world.submit("r")
+    world.finish("r")
+    world.reprioritize("r", PRIORITIES[HIGH])
+    assert (work.stage, work.klass) == (Stage.PUBLISHING, MEDIUM)
+
+
+def test_a_new_owner_erases_again_what_is_remembered() -> None:
+    world = World()
+    send(world, "erase")
+    world.seen.clear()
+    world.assigned(2)
+    assert [one.command.request_id for one in world.effects(ask.Erase)] == ["r"]

@@ -9,6 +9,7 @@ import pytest
 from flow_driver import HIGH, MEDIUM, World
 from penstock.processors.core.effects import CheckForAnswer, PublishDeadLetter, Terminal
 from penstock.schemas.records import ControlCommand, Origin, Place
+from penstock.schemas.topics import conversation_key
 
 ORIGIN = Origin(topic=MEDIUM, partition=0, offset=7, append_time_ms=5)
 
@@ -103,3 +104,35 @@ def test_the_record_comes_after_all() -> None:
     world.flow.published(effect.subject, "expired")
     assert world.flow.works[work.key] is work
     assert not [one for one in world.flow.take_effects() if isinstance(one, PublishDeadLetter)]
+
+
+@pytest.mark.parametrize(("task", "takes_turn"), [("text_generation", True), ("summarization", False)])
+def test_it_is_its_tenants_and_of_its_conversation(task: str, takes_turn: bool) -> None:
+    world = World()
+    (effect,) = end_lost(world, tenant="acme", task=task, conversation_id="c")
+    subject = effect.subject
+    assert (subject.tenant, subject.request.tenant, subject.attempt) == ("acme", "acme", 1)
+    assert subject.conversation == (conversation_key("acme", "c") if takes_turn else None)
+    assert subject.conversation_id == "c"
+
+
+def test_a_second_record_of_what_ends_is_left_to_it() -> None:
+    world = World()
+    (effect,) = end_lost(world, conversation_id="c")
+    assert (
+        end_lost(world, conversation_id="c", origin=Origin(topic=MEDIUM, partition=0, offset=9, append_time_ms=6)) == []
+    )
+    world.flow.durable.answer_checked(effect.subject, None, world.now)
+    (outcome,) = world.flow.take_effects()
+    assert isinstance(outcome, Terminal)
+    assert outcome.status == "expired"
+
+
+def test_the_reason_of_a_cancel_is_said_also_of_what_is_lost() -> None:
+    world = World()
+    cancel = ControlCommand(
+        kind="cancel", request_id="r1", tenant="default", created_at=world.wall_ms, reason="too late"
+    )
+    world.flow.command(cancel, world.now, world.wall_ms)
+    (effect,) = end_lost(world)
+    assert str(effect.error) == "too late"
