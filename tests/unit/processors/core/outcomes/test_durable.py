@@ -6,8 +6,9 @@ import pytest
 
 from flow_driver import MEDIUM, World, ready
 from penstock.processors.core import effects as ask
+from penstock.processors.core.work.states import Stage
 from penstock.processors.core.work.work import Work
-from penstock.schemas.errors import InvalidRequest, WrongMagic
+from penstock.schemas.errors import EngineFailed, InvalidRequest, WrongMagic
 
 
 def storing(*, stream: bool = True) -> tuple[World, Work, ask.StoreOutput]:
@@ -119,3 +120,24 @@ def test_an_outcome_says_in_which_attempt_its_text_began(*, completed: bool) -> 
     work.run.since = (1, 1)
     world.finish("r") if completed else world.fail("r", InvalidRequest("no"), again=False)
     assert work.outcome.since == ((1, 1) if completed else None)
+
+
+def test_timings_are_of_the_first_start_and_of_the_last_run() -> None:
+    world = World()
+    work = world.submit("r", stream=True)
+    world.pass_time(3.0)
+    world.up()
+    world.pass_time(1.0)
+    world.fail("r", EngineFailed("it fell over"))
+    world.pass_time(30.0)
+    assert work.stage is Stage.RUNNING
+    began = work.run.run_at
+    world.pass_time(0.5)
+    world.delta("r", "a")
+    world.pass_time(1.5)
+    world.finish("r")
+    timings = work.outcome.timings
+    assert timings.queued_ms + timings.load_ms == 3_000
+    assert timings.admission_ms == round(1_000 * (began - 103.0))
+    assert timings.run_ms == 2_000
+    assert timings.first_token_ms == round(1_000 * (began + 0.5 - 100.0))

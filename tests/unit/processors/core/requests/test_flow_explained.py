@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from card_driver import Card, gb
-from flow_driver import LOW, MEDIUM, World, ready
+from flow_driver import HIGH, LOW, MEDIUM, World, ready
 from penstock.processors.core import effects as ask
 from penstock.processors.core.queue.lifetimes import LifetimeSettings
 
@@ -145,3 +145,39 @@ def test_the_status_and_the_reason_of_a_wait_say_the_same() -> None:
     ]
     assert set(said) == {("waiting_for_memory", "memory"), ("loading_model", "model_loading")}
     assert len(said) < 12, "it is not said again and again"
+
+
+def test_a_turn_that_another_class_of_its_conversation_overtakes_says_so() -> None:
+    """It stands near no front, so it is looked at for what it said before."""
+    world = ready(slots=1, inline=True)
+    world.submit("runs")
+    low = world.submit("low", LOW, conversation="c")
+    world.pass_time(1)
+    assert waitings(world, "low") == [("class", 0)]
+    world.submit("high", HIGH, conversation="c")
+    world.finish("runs")
+    assert list(world.running) == ["high"]
+    for _ in range(3):
+        world.flow.publish_positions(1)
+        world.settle()
+    assert [reason for reason, _ in waitings(world, "low")] == ["class", "conversation"]
+    world.finish("high")
+    assert list(world.running) == ["low"]
+    said = len(waitings(world, "low"))
+    world.pass_time(1)
+    world.flow.publish_positions(9)
+    world.settle()
+    assert (len(waitings(world, "low")), low.published_status) == (said, "running")
+
+
+def test_the_flow_is_due_when_a_status_has_lasted() -> None:
+    world = World(status_linger_s=0.5)
+    assert world.flow.next_due() is None
+    world.submit("r")
+    assert world.flow.next_due() == world.now + 0.5
+    world.pass_time(0.25)
+    assert not world.effects(ask.Status)
+    assert world.flow.next_due() == world.now + 0.25
+    world.pass_time(0.25)
+    assert len(world.effects(ask.Status)) == 1
+    assert world.flow.next_due() is None

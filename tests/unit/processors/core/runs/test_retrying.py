@@ -196,3 +196,20 @@ def test_what_a_full_server_turned_away_until_its_deadline_says_why_it_expires()
     world.pass_time(2.0)
     assert world.ended == [("r", "expired")]
     assert "the remote server said 429" in error_of(world).message
+
+
+def test_the_flow_is_due_when_the_first_retry_is() -> None:
+    world = ready(slots=2, inline=True)
+    works = [world.submit("r"), world.submit("other")]
+    world.pass_time(2.0)  # that they run has been said
+    world.fail("r", EngineFailed("once"))
+    first_at = world.flow.next_due()
+    assert first_at is not None
+    assert first_at > world.now
+    world.pass_time((first_at - world.now) / 2)
+    world.fail("other", EngineFailed("later"))
+    assert world.flow.next_due() == first_at
+    world.pass_time(first_at - world.now - 0.001)
+    assert [work.stage for work in works] == [Stage.RETRYING, Stage.RETRYING]
+    world.pass_time(0.002)
+    assert [work.stage for work in works] == [Stage.RUNNING, Stage.RETRYING]
