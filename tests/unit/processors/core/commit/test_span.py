@@ -68,3 +68,19 @@ def test_a_duplicate_that_an_assignment_forgets_is_delivered_again() -> None:
         gate.arrive(tp, offset, "same" if offset == 2 else f"r{offset}")
     gate.assign({tp: (1, "")}, 2)
     assert not gate.full(tp)
+
+
+def test_what_was_delivered_before_an_assignment_may_arrive_and_end_after_it() -> None:
+    """The head then passes `reached`, which fell to it: only the next delivery raises that again."""
+    gate, tp = Commit(commit_span=2), ("inference.request.high", 0)
+    gate.assign({tp: (0, "")}, 1)
+    gate.delivered(tp, 0, 1, [0])
+    gate.assign({tp: (0, "")}, 2)
+    gate.arrive(tp, 0, "default/r")
+    gate.complete(tp, 0)
+    gate.check()
+    assert gate.commits() == {tp: (1, "")}
+    assert not gate.full(tp)
+    gate.delivered(tp, 1, 3, [1, 2])
+    gate.check()
+    assert gate.full(tp)
