@@ -132,6 +132,7 @@ def test_timings_are_of_the_first_start_and_of_the_last_run() -> None:
     world.pass_time(30.0)
     assert work.stage is Stage.RUNNING
     began = work.run.run_at
+    assert began is not None
     world.pass_time(0.5)
     world.delta("r", "a")
     world.pass_time(1.5)

@@ -22,7 +22,9 @@ class Stream:
     """One run of a request, and the chunks of it."""
 
     def __init__(self, *, streams: bool = True) -> None:
-        self.work: Work = ready().submit("r", stream=streams)
+        work = ready().submit("r", stream=streams)
+        assert work is not None
+        self.work: Work = work
         self.chunks: list[Chunk] = []
         self.of = Streams(self.chunks.append, LINGER_S)
 
