@@ -304,14 +304,9 @@ NO_BODY = {
 
 
 def test_events_are_declared_as_such(document: dict[str, Any]) -> None:
-    found = operations(document)
-    assert list(found["GET", "/v1/requests/{request_id}/events"]["responses"]["200"]["content"]) == [
-        "text/event-stream"
-    ]
-    assert set(found["POST", "/v1/chat/completions"]["responses"]["200"]["content"]) == {
-        "application/json",
-        "text/event-stream",
-    }
+    of_request, chat = ("GET", "/v1/requests/{request_id}/events"), ("POST", "/v1/chat/completions")
+    types = [{*operations(document)[one]["responses"]["200"]["content"]} for one in (of_request, chat)]
+    assert types == [{"text/event-stream"}, {"application/json", "text/event-stream"}]
 
 
 def test_errors_are_ours(document: dict[str, Any]) -> None:

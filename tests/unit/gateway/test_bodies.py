@@ -34,8 +34,7 @@ KIB = 1024
 
 
 @pytest.mark.parametrize(
-    ("path", "rate"),
-    [("/v1/artifacts", 16 * KIB), ("/v1/artifacts/", 16 * KIB), ("/v1/chat/completions", 256 * KIB)],
+    ("path", "rate"), [("/v1/artifacts", 16 * KIB), ("/v1/artifacts/", 16 * KIB), ("/v1/chat/completions", 256 * KIB)]
 )
 async def test_what_has_come_lengthens_the_time_for_the_rest(
     path: str, rate: int, monkeypatch: pytest.MonkeyPatch

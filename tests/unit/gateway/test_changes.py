@@ -19,9 +19,7 @@ def noted(*ids: str, most: int = 100) -> tuple[Changes, str]:
 
 
 def since(changes: Changes, cursor: str, *, most: int = 100, now_s: float = 9.0, tenant: str | None = "t") -> Changed:
-    found = changes.since(cursor, tenant, most, now_s)
-    assert found is not None
-    return found
+    return changes.since(cursor, tenant, most, now_s)
 
 
 def ids(found: Changed) -> list[str]:

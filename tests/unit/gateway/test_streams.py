@@ -9,19 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit.records import (
-    HIGH,
-    KEY,
-    LARGE,
-    NAMES,
-    ORIGIN,
-    REQUESTS,
-    RESULTS,
-    chunk,
-    outcome,
-    request,
-    status,
-)
+from kit.records import HIGH, KEY, LARGE, NAMES, ORIGIN, REQUESTS, RESULTS, chunk, outcome, request, status
 from kit.view_gateway import ViewGateway
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription
@@ -219,7 +207,6 @@ def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(runnin
     client = running.subscribe()
     running.fill()
     cursor = client.take_nowait()[-1].cursor
-    assert cursor is not None
     assert decode_cursor(cursor).offset == 1
 
 
@@ -340,7 +327,6 @@ async def test_readers_get_the_error_if_an_outcome_cannot_be_read_and_may_try_ag
         with pytest.raises(BrokerUnavailable):
             await client.next_frame()
     frame = await several.next_frame()
-    assert frame is not None
     assert (frame.type, frame.to_json()["error"]["code"]) == ("error", "broker_unavailable")
     gateway.subscriptions.follow(several, *KEY)
     gateway.give(gateway.asked[1])

@@ -131,7 +131,6 @@ async def read_all(subscription: Subscription) -> list[tuple[str, str]]:
     with contextlib.suppress(TimeoutError):
         while True:
             frame = await asyncio.wait_for(subscription.next_frame(), 0.2)
-            assert frame is not None
             read.append((frame.request_id, frame.type))
     return read
 

@@ -193,9 +193,7 @@ def test_what_a_newer_version_wrote_is_read() -> None:
 
 def test_a_batch_reports_that_it_waits_for_a_place_or_for_its_turn(kept: BatchStore) -> None:
     kept.create(batch := replace(made(), status="in_progress", in_flight=7))
-    waiting = kept.get(batch.key).waiting_for
-    assert waiting is not None
-    assert waiting["reason"] == "tenant_share"
+    assert kept.get(batch.key).waiting_for["reason"] == "tenant_share"
     assert kept.take_lease(batch.key, 1, "beat")
     assert (kept.get(batch.key).in_flight, kept.get(batch.key).waiting_for) == (7, None)
     kept.renew(batch.key, Lease(1, ""))

@@ -106,12 +106,8 @@ class FakeClient:
         if self.failure is not None:
             raise self.failure
         self.sent.append(request.request_id)
-        sent: dict[str, Any] = {
-            "request_id": request.request_id,
-            "tenant": "team",
-            "before": Before(result=0, status=0),
-        }
-        return Submitted(**sent, topic="t", partition=0, offset=1, append_time_ms=SENT_MS)
+        sent: dict[str, Any] = {"request_id": request.request_id, "tenant": "team", "topic": "t", "partition": 0}
+        return Submitted(**sent, before=Before(result=0, status=0), offset=1, append_time_ms=SENT_MS)
 
     async def follow(self, what: Submitted | str, *, since_ms: int | None = None) -> AsyncGenerator[Event]:
         self.followed.append((what, since_ms))
@@ -209,11 +205,7 @@ async def test_a_pool_that_does_not_exist_is_a_refusal_and_a_missing_common_topi
 
 @pytest.mark.parametrize(
     ("limits", "model", "error"),
-    [
-        ({}, "other", ModelNotFound),
-        ({"models": ("other",)}, "m", Forbidden),
-        ({"outstanding": 0}, None, TenantLimit),
-    ],
+    [({}, "other", ModelNotFound), ({"models": ("other",)}, "m", Forbidden), ({"outstanding": 0}, None, TenantLimit)],
 )
 async def test_a_request_beyond_the_limits_is_refused(topics: KnownTopics, limits: Any, model: Any, error: Any) -> None:
     with pytest.raises(error):
@@ -439,10 +431,7 @@ async def bridges(monkeypatch: pytest.MonkeyPatch) -> Bridges:
 
 @pytest.mark.parametrize(
     ("outcomes", "lives"),
-    [
-        (ended(0), [[-1], [1]]),
-        ({**ended(0, FAILED), **ended(1)}, [[-9, -1], [1, 9]]),
-    ],
+    [(ended(0), [[-1], [1]]), ({**ended(0, FAILED), **ended(1)}, [[-9, -1], [1, 9]])],
     ids=["the first try", "a later try"],
 )
 async def test_an_answer_in_time_is_repeated_after_the_deadline(bridges: Bridges, outcomes: Any, lives: Any) -> None:

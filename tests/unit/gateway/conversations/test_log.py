@@ -197,10 +197,8 @@ def test_a_message_is_one_item_with_the_place_in_its_id() -> None:
 
 def test_calls_of_tools_and_their_answers_are_items_of_their_own() -> None:
     calls = items_of_turn(turn(role="assistant", content="", tool_calls=CALLS))
-    assert [(one["type"], one["id"], one["call_id"]) for one in calls] == [
-        ("function_call", "fc_5_0", "c0"),
-        ("function_call", "fc_5_1", "c1"),
-    ]
+    found = [(one["type"], one["id"], one["call_id"]) for one in calls]
+    assert found == [("function_call", "fc_5_0", "c0"), ("function_call", "fc_5_1", "c1")]
     assert (item_role(calls[1]), item_text(calls[1])) == ("assistant", "gate([1])")
     said = items_of_turn(turn(role="assistant", content="I look.", tool_calls=CALLS))
     assert [one["id"] for one in said] == ["msg_5", "fc_5_0", "fc_5_1"]

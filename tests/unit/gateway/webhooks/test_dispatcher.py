@@ -423,12 +423,7 @@ def test_a_tenant_has_its_own_secrets_or_the_common_one() -> None:
     assert WebhooksSection.model_validate({"secret": ""}).secret is None
 
 
-ALLOWED = [
-    "https://hooks.example.com/a?b=c",
-    "http://8.8.8.8/",
-    "http://10.0.0.7:8080/hook",
-    "http://hooks.internal/",
-]
+ALLOWED = ["https://hooks.example.com/a?b=c", "http://8.8.8.8/", "http://10.0.0.7:8080/hook", "http://hooks.internal/"]
 REFUSED = [
     "https://hooks.example.com:8443/",
     "http://10.0.0.7/",
