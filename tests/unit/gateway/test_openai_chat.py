@@ -245,14 +245,6 @@ async def test_a_burst_does_not_make_a_reading_client_slow() -> None:
     assert hub.dropped_slow == 0
 
 
-def receiving(gone: asyncio.Event) -> Callable[[], Any]:
-    async def receive() -> Message:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    return receive
-
-
 async def test_a_server_that_stops_cancels_no_request() -> None:
     """Only a client that leaves does: a restart of the gateway must not end accepted requests."""
     calls: list[str] = []
@@ -271,7 +263,7 @@ async def test_a_server_that_stops_cancels_no_request() -> None:
         abandoned=lambda: calls.append("abandoned"),
         close=lambda: calls.append("closed"),
     )
-    task = asyncio.create_task(stream({"type": "http", "path": "/"}, receiving(asyncio.Event()), send))
+    task = asyncio.create_task(stream({"type": "http", "path": "/"}, no_body, send))
     while "http.response.body" not in calls:
         await asyncio.sleep(0)
     task.cancel()

@@ -159,13 +159,9 @@ def test_a_response_whose_previous_one_was_not_looked_up_is_refused() -> None:
 def test_a_refused_item_is_named_by_its_place_among_those_that_were_sent(own: list[Any], param: str) -> None:
     body = ResponsesBody.model_validate({"input": "", "previous_response_id": "resp_1", "instructions": "be brief"})
     body.go_on_behind([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}], own)
-
-    def submit() -> None:
+    with refused(PenstockError, param=param):
         RESPONSE.images(body, Caller(tenant="t"))
         RESPONSE.ask(body, Caller(tenant="t"), 5_000)
-
-    with refused(PenstockError, param=param):
-        submit()
 
 
 class Frames:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -526,11 +527,7 @@ def test_a_request_that_no_worker_takes_is_not_live(gateway: Gateway, request_id
 @pytest.mark.parametrize("value", [b"", b"\x00\x01", b"{", b"{}", b"\x00\xff\xff\xff\xffrest", "misplaced", None])
 def test_a_bad_record_stops_nothing(gateway: Gateway, tp: TP, value: Any) -> None:
     """Bytes that cannot be decoded, tombstones, and a good record on the wrong topic; nor does an internal error."""
-
-    def fail(_: ResultEvent) -> None:
-        raise ZeroDivisionError
-
-    gateway.on_outcome = fail
+    gateway.on_outcome = Mock(side_effect=ZeroDivisionError)
     if value == "misplaced":
         value = TERMINAL if tp != RESULTS else RUNNING
     gateway.read(tp, value)
