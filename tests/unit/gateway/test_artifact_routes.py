@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -77,19 +77,14 @@ async def test_a_tenant_takes_its_share_of_the_transfers(store: ArtifactStore) -
 async def test_a_declared_length_without_room_is_refused_before_it_is_read(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = 0
-
-    async def receive() -> dict[str, Any]:
-        nonlocal pieces
-        pieces += 1
-        return {"type": "http.request", "body": b"x" * 1_000, "more_body": pieces < 5}
-
+    pieces = [{"type": "http.request", "body": b"x" * 1_000, "more_body": number < 4} for number in range(5)]
+    receive = AsyncMock(side_effect=pieces)
     monkeypatch.setattr(artifact_uploads.Request, "stream", Mock(side_effect=AssertionError("it was read")))
     start, *_ = await exchange(
         artifact_app(store, keeps(1_000)), scope_of("POST", PATH, [(b"content-length", b"5000")]), receive
     )
     assert start["status"] == 429
-    assert pieces == 5, "it is read away, so that the client sees the answer"
+    assert receive.await_count == 5, "it is read away, so that the client sees the answer"
 
 
 async def test_a_changed_artifact_is_an_error_and_is_never_sent_whole(store: ArtifactStore, tmp_path: Path) -> None:

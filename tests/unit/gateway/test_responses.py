@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -181,12 +182,8 @@ class Frames:
 
 
 async def told(frames: Sequence[Frame | PenstockError], after: int | None = None) -> list[dict[str, Any]]:
-    async def whole(result: dict[str, Any]) -> dict[str, Any]:
-        return result
-
-    stream: AsyncIterator[bytes] = background_events(
-        cast("Subscription", Frames(frames)), BackgroundWriter(ASKED, after), whole
-    )
+    whole: Any = AsyncMock(side_effect=lambda result: result)
+    stream = background_events(cast("Subscription", Frames(frames)), BackgroundWriter(ASKED, after), whole)
     encoded = b"".join([events async for events in stream])
     return [json.loads(event.split("\ndata: ")[1]) for event in encoded.decode().split("\n\n")[:-1]]
 

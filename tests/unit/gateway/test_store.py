@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -298,13 +299,10 @@ def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, imported: bool, mo
     if imported:
         path.replace(view_file.imported_path(path))
 
-    def full(*_: object, **__: object) -> None:
-        error: Any = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
-
+    full: Any = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
     with monkeypatch.context() as patch:
-        patch.setattr(log_copies, "connect", full)
+        patch.setattr(log_copies, "connect", Mock(side_effect=full))
         with pytest.raises(Overloaded, match="full"):
             Store(path, "cluster")
     assert content(path)[0] == ["kept"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -145,10 +146,7 @@ def test_the_end_of_a_status_is_passed_over(gateway: Gateway) -> None:
 
 
 def test_a_piece_with_an_unknown_schema_is_not_passed_over() -> None:
-    def away(schema_id: int) -> str:
-        raise RegistryUnavailable("no answer")
-
-    pieces = StreamPieces(Codec(away), set())
+    pieces = StreamPieces(Codec(Mock(side_effect=RegistryUnavailable("no answer"))), set())
     foreign = b"\0\0\0\0\x07" + default_codec().encode(AB[0])[5:]
     assert {pieces.fate(b"r", foreign) for _ in range(3)} == {Fate.DELIVERED}
 
