@@ -128,10 +128,6 @@ def test_a_model_is_forgotten_that_its_workers_gave_up_in_order(reports: list[An
     assert ("m" in {one.model for one in fleet.known(NOW, LATE).models}) is known
 
 
-def test_nothing_is_known_after_a_day() -> None:
-    assert fed(info(updated_at=NOW - 25 * 3_600_000)).known(NOW, LATE).models == []
-
-
 def test_news_count_at_once() -> None:
     fleet = fed(info(), said("w1", chat()))
     assert fleet.known(NOW, LATE).models[0].aliases == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -30,17 +31,11 @@ REFERRING = outcome(output_artifact=LARGE)
 """An outcome that refers to its text."""
 
 
-class Message:
-    """A message as librdkafka gives it."""
-
-    def __init__(self, topic: str, offset: int, value: bytes) -> None:
-        self.fields = {"topic": topic, "partition": 0, "offset": offset, "key": b"r", "value": value, "headers": None}
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda: self.fields[name]
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 5_000 + self.fields["offset"]
+def message(topic: str, offset: int, value: bytes) -> Any:
+    """As librdkafka gives it."""
+    fields: dict[str, Any] = {"topic": topic, "partition": 0, "offset": offset, "key": b"r", "value": value}
+    fields |= {"headers": None, "timestamp": (1, 5_000 + offset)}
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in fields.items()})
 
 
 class Gateway(ViewGateway):
@@ -64,7 +59,7 @@ class Gateway(ViewGateway):
         """Onto the log."""
         begin = len(self.log)
         self.log += events
-        return [Message(NAMES.result, begin + at, self.codec.encode(event)) for at, event in enumerate(events)]
+        return [message(NAMES.result, begin + at, self.codec.encode(event)) for at, event in enumerate(events)]
 
     def stream(self, *events: ResultEvent) -> list[RawMessage]:
         """Append the events and read them. Returns what the selection gave to the view."""
@@ -140,7 +135,7 @@ def test_the_view_gets_the_first_piece_of_a_stream_that_nobody_follows(live: Gat
 def test_the_end_of_a_status_is_passed_over(gateway: Gateway) -> None:
     """The outcome says it. Bytes that do not decode are left to the view."""
     values = [gateway.codec.encode(status(name)) for name in ("running", "completed")] + [b"junk"]
-    messages: list[Any] = [Message(NAMES.status, at, value) for at, value in enumerate(values)]
+    messages = [message(NAMES.status, at, value) for at, value in enumerate(values)]
     assert [one.value for one in gateway.select(messages[:2])] == [values[0], None]
     assert [one.value for one in gateway.select(messages[2:])] == [b"junk"]
 

@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -30,11 +31,6 @@ from support import wait_until_async
 FIRST, SECOND = ("jobs", 0), ("jobs", 1)
 
 
-class EveryTopic(dict[str, int]):
-    def get(self, name: str, default: Any = None) -> int:
-        return 1
-
-
 class World:
     """A feeder whose window has room for one message, with fakes for errands, consumer and what the bridge knows."""
 
@@ -45,7 +41,7 @@ class World:
         self.commits: dict[TP, int] = {}
         self.flushed = self.looks = 0
         self.end = asyncio.Event()
-        monkeypatch.setattr(admin, "partition_counts", lambda *_: EveryTopic())
+        monkeypatch.setattr(admin, "partition_counts", lambda *_: Mock(**{"get.return_value": 1}))
         monkeypatch.setattr(feeder_module, "GroupConsumer", self._join)
         mine: Any = self
         self.feeder = QueueFeeder(
