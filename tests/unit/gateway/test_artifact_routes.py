@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -77,19 +77,14 @@ async def test_a_tenant_takes_its_share_of_the_transfers(store: ArtifactStore) -
 async def test_a_declared_length_without_room_is_refused_before_it_is_read(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = 0
-
-    async def receive() -> dict[str, Any]:
-        nonlocal pieces
-        pieces += 1
-        return {"type": "http.request", "body": b"x" * 1_000, "more_body": pieces < 5}
-
+    pieces = [{"type": "http.request", "body": b"x" * 1_000, "more_body": number < 4} for number in range(5)]
+    receive = AsyncMock(side_effect=pieces)
     monkeypatch.setattr(artifact_uploads.Request, "stream", Mock(side_effect=AssertionError("it was read")))
     start, *_ = await exchange(
         artifact_app(store, keeps(1_000)), scope_of("POST", PATH, [(b"content-length", b"5000")]), receive
     )
     assert start["status"] == 429
-    assert pieces == 5, "it is read away, so that the client sees the answer"
+    assert receive.await_count == 5, "it is read away, so that the client sees the answer"
 
 
 async def test_a_changed_artifact_is_an_error_and_is_never_sent_whole(store: ArtifactStore, tmp_path: Path) -> None:
@@ -105,30 +100,19 @@ async def test_a_changed_artifact_is_an_error_and_is_never_sent_whole(store: Art
     assert bodies[-1]["more_body"], "the broken connection says it"
 
 
-class SlowStore(ArtifactStore):
-    """Measures a tenant once `go_on` is set, and counts how often."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.listed = 0
-        self.go_on = threading.Event()
-
-    def used_bytes(self, tenant: str) -> int:
-        used = super().used_bytes(tenant)
-        self.listed += 1
-        assert self.go_on.wait(10)
-        return used
-
-
-async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(tmp_path: Path) -> None:
-    slow = SlowStore(tmp_path / "artifacts")
-    async with client(artifact_app(slow, keeps(2_500))) as http:
+async def test_uploads_at_once_share_a_measurement_and_keep_the_limit(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, used_bytes = threading.Event(), store.used_bytes
+    measured = Mock(side_effect=lambda tenant: (used_bytes(tenant), go_on.wait(10))[0])
+    monkeypatch.setattr(store, "used_bytes", measured)
+    async with client(artifact_app(store, keeps(2_500))) as http:
         posts = [asyncio.create_task(http.post(PATH, content=b"x" * 1_000)) for _ in range(8)]
-        await wait_until_async(lambda: slow.listed > 0, describe="it is measured")
-        slow.go_on.set()
+        await wait_until_async(lambda: measured.called, describe="it is measured")
+        go_on.set()
         codes = sorted(answer.status_code for answer in await asyncio.gather(*posts))
     assert codes == [201] * 2 + [429] * 6
-    assert slow.listed == 1
+    assert measured.call_count == 1
 
 
 @pytest.mark.parametrize("method", ["used_bytes", "put_stream"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -52,49 +53,21 @@ def test_a_long_record_is_cut() -> None:
     assert len(audit_json(event, 0)["parameters"]["cut"]) == 4_000
 
 
-class Topic:
-    """Takes the place of Kafka: each action has its record and, behind it, that of its outcome."""
-
-    names: Any = type("Names", (), {"audit": "audit"})
-
-    def __init__(self, actions: list[str]) -> None:
-        self.records: list[bytes] = []
-        self.opened = self.closed = 0
-        for number, action in enumerate(actions):
-            for status in (None, 200):
-                event = AuditEvent(id=str(number), at=number, action=action, status=status)
-                self.records.append(CODEC.encode(event))
-
-    def partition_counts(self, *_: Any) -> dict[str, int]:
-        return {"audit": 1}
-
-    def begin_offsets(self, *_: Any) -> dict[Any, int]:
-        return {("audit", 0): 0}
-
-    def end_offsets(self, *_: Any) -> dict[Any, int]:
-        return {("audit", 0): len(self.records)}
-
-    def read_with(self, _: Any, ranges: Any, __: float) -> list[RawMessage]:
-        ((begin, end),) = ranges.values()
-        return [RawMessage("audit", 0, at, 1, b"", self.records[at]) for at in range(begin, end)]
-
-    def consumer(self, _: Any) -> Any:
-        self.opened += 1
-        return self
-
-    def close(self) -> None:
-        self.closed += 1
-
-
 def test_a_filter_that_matches_little_goes_through_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic: Any = Topic(["rare", *["often"] * 40, "rare", "rare"])
-    monkeypatch.setattr(audit_log, "admin", topic)
-    monkeypatch.setattr(audit_log, "read_with", topic.read_with)
-    monkeypatch.setattr(audit_log, "make_consumer", topic.consumer)
+    events = [  # each action has its record and, behind it, that of its outcome
+        AuditEvent(id=str(number), at=number, action=action, status=status)
+        for number, action in enumerate(["rare", *["often"] * 40, "rare", "rare"])
+        for status in (None, 200)
+    ]
+    records = [RawMessage("audit", 0, at, 1, b"", CODEC.encode(event)) for at, event in enumerate(events)]
+    kafka, tp = Mock(**{"names.audit": "audit", "partition_counts.return_value": {"audit": 1}}), ("audit", 0)
+    kafka.begin_offsets.return_value, kafka.end_offsets.return_value = {tp: 0}, {tp: len(records)}
+    monkeypatch.setattr(audit_log, "admin", kafka)
+    monkeypatch.setattr(audit_log, "read_with", lambda _, ranges, __: records[slice(*ranges[tp])])
+    monkeypatch.setattr(audit_log, "make_consumer", made := Mock(return_value=kafka))
     monkeypatch.setattr(audit_log, "CHUNK", 4)
     monkeypatch.setattr(audit_log, "MOST_READ", 10)
-    transport: Any = None
-    log = AuditLog(transport, topic, CODEC)
+    log = AuditLog(Mock(), kafka, CODEC)
     pages: list[list[int]] = []
     before: int | None = None
     while True:
@@ -106,4 +79,4 @@ def test_a_filter_that_matches_little_goes_through_all(monkeypatch: pytest.Monke
     assert pages[:2] == [[84], [82]]
     assert pages[-1] == [0]
     assert {len(page) for page in pages[2:-1]} == {0}
-    assert topic.opened == topic.closed == len(pages)
+    assert made.call_count == kafka.close.call_count == len(pages)

@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from functools import cache
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from fastapi import FastAPI
@@ -34,27 +35,18 @@ KIB = 1024
 
 
 @pytest.mark.parametrize(
-    ("path", "rate"),
-    [("/v1/artifacts", 16 * KIB), ("/v1/artifacts/", 16 * KIB), ("/v1/chat/completions", 256 * KIB)],
+    ("path", "rate"), [("/v1/artifacts", 16 * KIB), ("/v1/artifacts/", 16 * KIB), ("/v1/chat/completions", 256 * KIB)]
 )
 async def test_what_has_come_lengthens_the_time_for_the_rest(
     path: str, rate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deadlines: list[float] = []
-    timeout_at = asyncio.timeout_at
-
-    def noted(when: float) -> Any:
-        deadlines.append(when)
-        return timeout_at(when)
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"x" * 64 * KIB, "more_body": True}
-
-    monkeypatch.setattr(bodies.asyncio, "timeout_at", noted)
+    receive = AsyncMock(return_value={"type": "http.request", "body": b"x" * 64 * KIB, "more_body": True})
+    monkeypatch.setattr(bodies.asyncio, "timeout_at", timeout_at := Mock(wraps=asyncio.timeout_at))
     limits = BodyLimits(max_bytes=10_000_000, max_file_bytes=10_000_000)
     body = limits.body(TABLE.rules("POST", path), {"headers": []}, receive)
     for _ in range(4):
         await body()
+    deadlines = [one.args[0] for one in timeout_at.call_args_list]
     lengthened = [later - earlier for earlier, later in itertools.pairwise(deadlines)]
     assert lengthened == pytest.approx([64 * KIB / rate] * 3)
 

@@ -33,7 +33,7 @@ from penstock.gateway.view.lost_requests import (
 from penstock.gateway.view.wait_counts import Kind, LineId
 from penstock.schemas.limits import LIMITS
 from penstock.schemas.records import STATUS_RANKS, InferenceRequest, Origin, Place, StatusEvent, WaitingFor, WorkerState
-from penstock.schemas.topics import CLASSES, TP, priority_class
+from penstock.schemas.topics import CLASSES, priority_class
 
 STATUSES = ("accepted", "queued", "running", "retrying")
 
@@ -339,11 +339,8 @@ class Site:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Site:
-    def begin_offsets(kafka: Any, tps: list[TP]) -> dict[TP, int]:
-        return dict.fromkeys(tps, 100)
-
     for name in ("begin_offsets", "end_offsets"):
-        monkeypatch.setattr(ending_lost.admin, name, begin_offsets)
+        monkeypatch.setattr(ending_lost.admin, name, lambda _, tps: dict.fromkeys(tps, 100))
     return Site(entry())
 
 

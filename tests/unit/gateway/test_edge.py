@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -380,9 +381,7 @@ async def test_a_chat_whose_key_is_revoked_is_401(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_client_that_leaves_while_it_sends_is_no_incident(caplog: pytest.LogCaptureFixture) -> None:
-    async def leaves() -> Any:
-        return {"type": "http.disconnect"}
-
+    leaves = AsyncMock(return_value={"type": "http.disconnect"})
     await exchange(Site().app, scope_of("POST", REQUESTS, LENGTH_10), leaves)
     assert "edge.unexpected" not in caplog.text
 
@@ -495,9 +494,7 @@ async def test_a_closed_socket_is_logged_with_the_code_of_who_closed_it(
             await send({"type": "websocket.close", "code": ours})
         await receive()
 
-    async def leaves() -> Message:
-        return {"type": "websocket.disconnect", "code": 1001}
-
+    leaves = AsyncMock(return_value={"type": "websocket.disconnect", "code": 1001})
     with caplog.at_level(logging.DEBUG, "penstock"):
         await exchange(Edge(app, app, edge_of(gateway_context())), socket_scope("/v1/ws"), leaves)
     (line,) = (parts_of(one) for one in caplog.records if "socket.closed" in one.getMessage())

@@ -288,7 +288,6 @@ def test_a_new_reason_is_news_and_a_new_estimate_is_none() -> None:
     assert waits.to_json()["waiting_for"]["estimated_start_at"] == "1970-01-01T00:00:00.009Z"
     (frame,) = waits.on_status(waiting(WaitingFor(reason="class", position=3)))
     assert isinstance(frame, StatusFrame)
-    assert frame.waiting_for is not None
     assert frame.waiting_for["reason"] == "class"
 
 

@@ -86,8 +86,7 @@ def test_a_silent_worker_is_missed_while_nobody_has_its_partitions(monkeypatch: 
     fleet = fed(*silent, said("gone", ago_ms=600_000, assigned=["t/0"], state="stopped"), said("w2", assigned=["t/1"]))
     fleet.forget_stale_workers(60)
     assert fleet.workers.keys() == {"w1", "w2"}
-    report: Any = SimpleNamespace(key=None, value=CODEC.encode(said("w2", assigned=["t/0"])))
-    fleet.on_worker(report, NOW)
+    hear(fleet, said("w2", assigned=["t/0"]), NOW)
     fleet.forget_stale_workers(60)
     assert fleet.workers.keys() == {"w2"}
 
@@ -129,15 +128,10 @@ def test_a_model_is_forgotten_that_its_workers_gave_up_in_order(reports: list[An
     assert ("m" in {one.model for one in fleet.known(NOW, LATE).models}) is known
 
 
-def test_nothing_is_known_after_a_day() -> None:
-    assert fed(info(updated_at=NOW - 25 * 3_600_000)).known(NOW, LATE).models == []
-
-
 def test_news_count_at_once() -> None:
     fleet = fed(info(), said("w1", chat()))
     assert fleet.known(NOW, LATE).models[0].aliases == []
-    report: Any = SimpleNamespace(key=None, value=CODEC.encode(said("w2", chat(aliases=["new"]))))
-    fleet.on_worker(report, NOW)
+    hear(fleet, said("w2", chat(aliases=["new"])), NOW)
     assert fleet.known(NOW, LATE).models[0].aliases == ["new"]
 
 

@@ -31,9 +31,8 @@ OFF_MS = 60_000
 @pytest.fixture
 def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ViewGateway]:
     monkeypatch.setattr("penstock.gateway.view.view.now_ms", lambda: NOW)
-    made = ViewGateway(tmp_path / "view.sqlite")
-    yield made
-    made.close()
+    with ViewGateway(tmp_path / "view.sqlite") as made:
+        yield made
 
 
 def read(gateway: ViewGateway, name: str, value: Record | bytes | None, **fields: Any) -> None:

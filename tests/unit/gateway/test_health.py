@@ -97,9 +97,7 @@ async def test_operators_see_why_brokers_refuse_the_gateway_and_probes_do_not(
     running.cancel()
     assert (await readiness(app)).json()["reason"] == BrokerRefused.PUBLIC
     assert refused.message in (await readiness(app, authorization=f"Bearer {key}")).json()["reason"]
-    waits = context.awaited()
-    assert waits is not None
-    assert waits.message.endswith(BrokerRefused.PUBLIC)
+    assert context.awaited().message.endswith(BrokerRefused.PUBLIC)
 
 
 async def test_a_gateway_that_stops_is_not_ready(view: View) -> None:
@@ -369,10 +367,8 @@ class Stage:
 
 async def test_the_last_result_of_each_dependency_is_reported() -> None:
     stage = Stage("a", "b")
-    assert [(one.name, one.checked_at_ms, one.problem) for one in stage.dependencies.results()] == [
-        ("a", None, None),
-        ("b", None, None),
-    ]
+    found = [(one.name, one.checked_at_ms, one.problem) for one in stage.dependencies.results()]
+    assert found == [("a", None, None), ("b", None, None)]
     running = asyncio.create_task(stage.dependencies.run())
     stage.free["a"].set()
     stage.results["a"] = Problem("it is away", "host:port refused")

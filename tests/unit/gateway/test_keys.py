@@ -46,9 +46,7 @@ def test_a_rotated_secret_works_until_its_grace_is_over() -> None:
             record.rotated(grace_s, NOW)
 
 
-def test_an_expired_key_works_no_more_and_is_not_rotated_and_others_of_its_file_stay(
-    tmp_path: Path,
-) -> None:
+def test_an_expired_key_works_no_more_and_is_not_rotated_and_others_of_its_file_stay(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     secrets = [create_key(file), create_key(file)]
     key_id = list_keys(file)[0].key_id

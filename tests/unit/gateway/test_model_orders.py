@@ -25,7 +25,5 @@ async def test_orders_are_followed_when_they_are_read_and_when_one_is_given_here
 
     await orders.order_class("low", "pause", pool="gpu", by="k")
     ((known,), _) = follow.call_args
-    assert [(one.kind, one.name, one.pool, one.paused) for one in known] == [
-        ("model", "m", None, False),
-        ("class", "low", "gpu", True),
-    ]
+    found = [(one.kind, one.name, one.pool, one.paused) for one in known]
+    assert found == [("model", "m", None, False), ("class", "low", "gpu", True)]

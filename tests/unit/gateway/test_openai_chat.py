@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given
@@ -142,10 +142,7 @@ async def test_every_other_end_is_a_failure(frame: Frame, error: type[Exception]
 
 
 async def test_a_large_output_is_fetched_and_completes_the_stream() -> None:
-    async def whole(found: Json) -> Json:
-        return {**found, "text": "abcd"}
-
-    large = result("")
+    whole, large = AsyncMock(side_effect=lambda found: {**found, "text": "abcd"}), result("")
     large.result = {"artifact": {"artifact_id": "a"}, "finish_reason": "stop", "usage": None}
     text = b"".join(await events_of(chunk("ab", 0), large, whole=whole))
     assert text.count(b'"content":"ab"') == text.count(b'"content":"cd"') == 1
@@ -245,14 +242,6 @@ async def test_a_burst_does_not_make_a_reading_client_slow() -> None:
     assert hub.dropped_slow == 0
 
 
-def receiving(gone: asyncio.Event) -> Callable[[], Any]:
-    async def receive() -> Message:
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    return receive
-
-
 async def test_a_server_that_stops_cancels_no_request() -> None:
     """Only a client that leaves does: a restart of the gateway must not end accepted requests."""
     calls: list[str] = []
@@ -271,7 +260,7 @@ async def test_a_server_that_stops_cancels_no_request() -> None:
         abandoned=lambda: calls.append("abandoned"),
         close=lambda: calls.append("closed"),
     )
-    task = asyncio.create_task(stream({"type": "http", "path": "/"}, receiving(asyncio.Event()), send))
+    task = asyncio.create_task(stream({"type": "http", "path": "/"}, no_body, send))
     while "http.response.body" not in calls:
         await asyncio.sleep(0)
     task.cancel()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,33 +17,23 @@ from penstock.schemas.errors import BrokerUnavailable, Forbidden, PenstockError
 from penstock.schemas.topics import GATEWAY_KEY
 
 
-class Writer:
-    """Answers each record with `error`."""
-
-    def __init__(self, error: PenstockError | None) -> None:
-        self.error = error
-        self.keys: list[bytes] = []
-
-    def send(self, topic: str, _: bytes | None, *, key: bytes, on_delivery: Callable[[Delivery], None]) -> None:
-        self.keys.append(key)
-        on_delivery(Delivery(topic=topic, partition=0, offset=0, timestamp_ms=0, error=self.error))
-
-
 @pytest.mark.parametrize("error", [Forbidden("no right to write"), BrokerUnavailable("away"), None], ids=str)
 async def test_a_process_without_the_right_to_report_seldom_tries(
     monkeypatch: pytest.MonkeyPatch, error: PenstockError | None
 ) -> None:
     """Each refusal costs the producer, which carries requests too."""
     monkeypatch.setattr(reporting, "REPORT_S", 0.001)
-    writer: Any = Writer(error)
+    said = Delivery(topic="t", partition=0, offset=0, timestamp_ms=0, error=error)
+    writer = Mock(**{"send.side_effect": lambda *_, on_delivery, **__: on_delivery(said)})
     reporter = Reporter("gateway", ("h", 1), writer, NAMES, CODEC, lambda: {"status": "ready"})
     reporter.start()
     await asyncio.sleep(0.2)
     await reporter.stop(in_order=False)
-    assert set(writer.keys) == {f"{GATEWAY_KEY}{reporter.id}".encode()}
+    keys = [one.kwargs["key"] for one in writer.send.call_args_list]
+    assert set(keys) == {f"{GATEWAY_KEY}{reporter.id}".encode()}
     is_refused = isinstance(error, Forbidden)
     assert reporter.is_refused == is_refused
-    assert (len(writer.keys) == 1) == is_refused
+    assert (len(keys) == 1) == is_refused
 
 
 def test_a_start_is_no_fault_and_what_hinders_it_is() -> None:

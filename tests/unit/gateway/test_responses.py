@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from penstock.gateway.openai.responses_bodies import ResponsesBody
 from penstock.gateway.openai.responses_streams import FIRST_DELTA, BackgroundWriter, background_events
 from penstock.gateway.openai.splice import CallSplice
 from penstock.gateway.openai.stored_responses import asked_of, input_items, request_id_of, unfinished
-from penstock.gateway.service.subscriptions import Stopping, Subscription
+from penstock.gateway.service.subscriptions import Stopping
 from penstock.gateway.view.frames import ChunkFrame, Frame, ResultFrame, StatusFrame
 from penstock.schemas.codec import default_codec
 from penstock.schemas.errors import (
@@ -159,38 +160,15 @@ def test_a_response_whose_previous_one_was_not_looked_up_is_refused() -> None:
 def test_a_refused_item_is_named_by_its_place_among_those_that_were_sent(own: list[Any], param: str) -> None:
     body = ResponsesBody.model_validate({"input": "", "previous_response_id": "resp_1", "instructions": "be brief"})
     body.go_on_behind([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}], own)
-
-    def submit() -> None:
+    with refused(PenstockError, param=param):
         RESPONSE.images(body, Caller(tenant="t"))
         RESPONSE.ask(body, Caller(tenant="t"), 5_000)
 
-    with refused(PenstockError, param=param):
-        submit()
-
-
-class Frames:
-    """In the place of a Subscription; the last one may be an error."""
-
-    def __init__(self, told: Sequence[Frame | PenstockError]) -> None:
-        self._told = list(told)
-
-    def take_nowait(self) -> list[Frame]:
-        return []
-
-    async def next_frame(self) -> Frame:
-        told = self._told.pop(0)
-        if isinstance(told, PenstockError):
-            raise told
-        return told
-
 
 async def told(frames: Sequence[Frame | PenstockError], after: int | None = None) -> list[dict[str, Any]]:
-    async def whole(result: dict[str, Any]) -> dict[str, Any]:
-        return result
-
-    stream: AsyncIterator[bytes] = background_events(
-        cast("Subscription", Frames(frames)), BackgroundWriter(ASKED, after), whole
-    )
+    """The events of a subscription to these frames; the last one may be an error."""
+    subscription = Mock(**{"take_nowait.return_value": []}, next_frame=AsyncMock(side_effect=frames))
+    stream = background_events(subscription, BackgroundWriter(ASKED, after), AsyncMock(side_effect=lambda one: one))
     encoded = b"".join([events async for events in stream])
     return [json.loads(event.split("\ndata: ")[1]) for event in encoded.decode().split("\n\n")[:-1]]
 

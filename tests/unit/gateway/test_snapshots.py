@@ -150,11 +150,8 @@ async def test_a_fault_behind_the_change_of_files_is_none_of_the_snapshot(
     """Else rows would be read from the new file and written to the old one."""
     written(tmp_path, "cluster")
     with ViewGateway(tmp_path / "young.sqlite") as young:
-
-        def fail(_: object) -> None:
-            raise sqlite3.OperationalError("disk I/O error")
-
-        monkeypatch.setattr(young.view.known, "begin_from", fail)
+        fault = Mock(side_effect=sqlite3.OperationalError("disk I/O error"))
+        monkeypatch.setattr(young.view.known, "begin_from", fault)
         with pytest.raises(sqlite3.OperationalError, match="disk"):
             await begin(tmp_path, young)
 
@@ -162,29 +159,18 @@ async def test_a_fault_behind_the_change_of_files_is_none_of_the_snapshot(
 async def test_a_gateway_that_cannot_write_lets_the_next_in_turn_do_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tries = list[Path]()
-    looks: list[None] = []
-    snapshots = written(tmp_path, "p- 1")
-
-    def fail(read: Path) -> int:
-        tries.append(read)
-        raise OSError("no space left on device")
-
-    def is_whole() -> bool:
-        looks.append(None)
-        return True
-
-    monkeypatch.setattr(snapshots, "write", fail)
+    snapshots, is_whole = written(tmp_path, "p- 1"), Mock(return_value=True)
+    monkeypatch.setattr(snapshots, "write", write := Mock(side_effect=OSError("no space left on device")))
     monkeypatch.setattr(snapshots, "begun_ms", lambda: None)
     monkeypatch.setattr(snapshot_writer, "LOOK_S", 0.01)
     with ViewGateway(tmp_path / "young.sqlite") as young:
         young.read(REQUESTS, request("r"))
         running = asyncio.create_task(SnapshotWriter(snapshots, young.view, young.store, 300, is_whole).run())
-        await wait_until_async(lambda: tries, 10, "the first try")
-        looks.clear()
-        await wait_until_async(lambda: len(looks) > 5, 10, "it looks again")
+        await wait_until_async(lambda: write.called, 10, "the first try")
+        is_whole.reset_mock()
+        await wait_until_async(lambda: is_whole.call_count > 5, 10, "it looks again")
         running.cancel()
-    assert len(tries) == 1
+    assert write.call_count == 1
 
 
 def test_a_view_is_not_copied_to_a_disk_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

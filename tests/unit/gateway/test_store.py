@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,7 +69,6 @@ def new_entry(request_id: str = "r", *, accepted_ms: int = 1_000, updated_ms: in
 
 
 def ended(entry: Entry, status: str = "completed") -> Entry:
-    assert entry.origin is not None
     named = {"request_id": entry.request_id, "tenant": entry.tenant, "origin": entry.origin}
     entry.on_result(replace(TERMINAL, status=status, **named), 5)
     return entry
@@ -107,9 +107,7 @@ def fail_at_row(path: Path, request_id: str) -> None:
 
 
 def wait_for_failure(store: Store) -> BaseException:
-    failure = wait_until(lambda: store.failure, describe="the failure is reported")
-    assert failure is not None
-    return failure
+    return wait_until(lambda: store.failure, describe="the failure is reported")
 
 
 def live(store: Store, tenant: str = "default") -> list[str]:
@@ -158,7 +156,6 @@ def test_an_entry_comes_back_as_it_was(store: Store) -> None:
     write(store, 6, waits, done, theirs)
     for entry in (waits, done):
         found = store.get(entry.key)
-        assert found is not None
         if entry.terminal is not None:
             assert found.lacks_outcome, "it is on the result topic"
             assert found.artifact_ids == entry.artifact_ids == {"a"}
@@ -302,13 +299,10 @@ def test_a_file_that_cannot_be_opened_now_is_kept(path: Path, imported: bool, mo
     if imported:
         path.replace(view_file.imported_path(path))
 
-    def full(*_: object, **__: object) -> None:
-        error: Any = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
-
+    full: Any = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
     with monkeypatch.context() as patch:
-        patch.setattr(log_copies, "connect", full)
+        patch.setattr(log_copies, "connect", Mock(side_effect=full))
         with pytest.raises(Overloaded, match="full"):
             Store(path, "cluster")
     assert content(path)[0] == ["kept"]
@@ -421,7 +415,6 @@ def test_a_record_that_is_no_request_stands_at_its_time(store: Store) -> None:
     write(store, 1, new_entry("before", accepted_ms=1_000), poison, new_entry("behind", accepted_ms=2_000))
     listed = page(store, newest_first=True)
     assert ids(listed) == ["behind", "poison", "before"]
-    assert listed is not None
     assert request_json(listed[1])["created_at"] == request_json(poison)["created_at"] == rfc3339(1_500)
     assert listed[1].to_note == poison.to_note, "it was not accepted"
 
@@ -527,9 +520,7 @@ def test_erased_requests_are_known_and_not_listed(store: Store) -> None:
     write(store, 1, *entries)
     assert ids(page(store)) == ["r0", "r2"]
     assert ids(page(store, after="r1")) == ["r2"], "a cursor at it is still valid"
-    found = store.get(("default", "r1"))
-    assert found is not None
-    assert found.erased
+    assert store.get(("default", "r1")).erased
 
 
 @pytest.mark.parametrize(
@@ -551,12 +542,7 @@ def test_erased_requests_are_known_and_not_listed(store: Store) -> None:
 @pytest.mark.parametrize("newest_first", [True, False])
 @pytest.mark.parametrize("after", [None, "r"])
 def test_a_page_reads_its_own_rows_alone(
-    store: Store,
-    connections: list[sqlite3.Connection],
-    filters: Any,
-    index: str,
-    newest_first: bool,
-    after: str | None,
+    store: Store, connections: list[sqlite3.Connection], filters: Any, index: str, newest_first: bool, after: str | None
 ) -> None:
     """By an index that has the filter and the order. Filters that match many rows are checked in the index alone."""
     write(store, 1, new_entry("r"), new_entry("c", user_id="u"))

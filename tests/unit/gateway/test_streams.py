@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from kit.records import (
-    HIGH,
-    KEY,
-    LARGE,
-    NAMES,
-    ORIGIN,
-    REQUESTS,
-    RESULTS,
-    chunk,
-    outcome,
-    request,
-    status,
-)
+from kit.records import HIGH, KEY, LARGE, NAMES, ORIGIN, REQUESTS, RESULTS, chunk, outcome, request, status
 from kit.view_gateway import ViewGateway
 from penstock.common.reader import RawMessage
 from penstock.gateway.service.subscriptions import Subscription
@@ -41,17 +31,11 @@ REFERRING = outcome(output_artifact=LARGE)
 """An outcome that refers to its text."""
 
 
-class Message:
-    """A message as librdkafka gives it."""
-
-    def __init__(self, topic: str, offset: int, value: bytes) -> None:
-        self.fields = {"topic": topic, "partition": 0, "offset": offset, "key": b"r", "value": value, "headers": None}
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda: self.fields[name]
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, 5_000 + self.fields["offset"]
+def message(topic: str, offset: int, value: bytes) -> Any:
+    """As librdkafka gives it."""
+    fields: dict[str, Any] = {"topic": topic, "partition": 0, "offset": offset, "key": b"r", "value": value}
+    fields |= {"headers": None, "timestamp": (1, 5_000 + offset)}
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in fields.items()})
 
 
 class Gateway(ViewGateway):
@@ -75,7 +59,7 @@ class Gateway(ViewGateway):
         """Onto the log."""
         begin = len(self.log)
         self.log += events
-        return [Message(NAMES.result, begin + at, self.codec.encode(event)) for at, event in enumerate(events)]
+        return [message(NAMES.result, begin + at, self.codec.encode(event)) for at, event in enumerate(events)]
 
     def stream(self, *events: ResultEvent) -> list[RawMessage]:
         """Append the events and read them. Returns what the selection gave to the view."""
@@ -151,16 +135,13 @@ def test_the_view_gets_the_first_piece_of_a_stream_that_nobody_follows(live: Gat
 def test_the_end_of_a_status_is_passed_over(gateway: Gateway) -> None:
     """The outcome says it. Bytes that do not decode are left to the view."""
     values = [gateway.codec.encode(status(name)) for name in ("running", "completed")] + [b"junk"]
-    messages: list[Any] = [Message(NAMES.status, at, value) for at, value in enumerate(values)]
+    messages = [message(NAMES.status, at, value) for at, value in enumerate(values)]
     assert [one.value for one in gateway.select(messages[:2])] == [values[0], None]
     assert [one.value for one in gateway.select(messages[2:])] == [b"junk"]
 
 
 def test_a_piece_with_an_unknown_schema_is_not_passed_over() -> None:
-    def away(schema_id: int) -> str:
-        raise RegistryUnavailable("no answer")
-
-    pieces = StreamPieces(Codec(away), set())
+    pieces = StreamPieces(Codec(Mock(side_effect=RegistryUnavailable("no answer"))), set())
     foreign = b"\0\0\0\0\x07" + default_codec().encode(AB[0])[5:]
     assert {pieces.fate(b"r", foreign) for _ in range(3)} == {Fate.DELIVERED}
 
@@ -219,7 +200,6 @@ def test_a_cursor_behind_pieces_that_were_read_again_says_where_they_were(runnin
     client = running.subscribe()
     running.fill()
     cursor = client.take_nowait()[-1].cursor
-    assert cursor is not None
     assert decode_cursor(cursor).offset == 1
 
 
@@ -340,7 +320,6 @@ async def test_readers_get_the_error_if_an_outcome_cannot_be_read_and_may_try_ag
         with pytest.raises(BrokerUnavailable):
             await client.next_frame()
     frame = await several.next_frame()
-    assert frame is not None
     assert (frame.type, frame.to_json()["error"]["code"]) == ("error", "broker_unavailable")
     gateway.subscriptions.follow(several, *KEY)
     gateway.give(gateway.asked[1])

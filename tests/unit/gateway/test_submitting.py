@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -334,18 +335,6 @@ async def test_each_class_and_tenant_keeps_room_when_others_fill_the_gateway(kla
     await gateway.submit(theirs, OTHER)
 
 
-class Refusing:
-    """A producer without the right to write, told by itself or by the broker; or without the topic."""
-
-    def __init__(self, error: PenstockError, *, at_once: bool) -> None:
-        self.error, self.at_once = error, at_once
-
-    def send(self, topic: str, *_: Any, on_delivery: Any, **__: Any) -> None:
-        if self.at_once:
-            raise self.error
-        on_delivery(Delivery(topic=topic, partition=-1, offset=-1, timestamp_ms=-1, error=self.error))
-
-
 @pytest.mark.parametrize("at_once", [True, False], ids=["by the client", "by the broker"])
 @pytest.mark.parametrize(
     "error", [NotFound("the topic does not exist"), Forbidden("needs WRITE")], ids=lambda e: e.code
@@ -353,7 +342,8 @@ class Refusing:
 async def test_a_request_that_was_certainly_not_sent_is_refused_without_its_id(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, error: PenstockError, at_once: bool
 ) -> None:
-    refusing: Any = Refusing(error, at_once=at_once)
+    said = Delivery(topic="t", partition=-1, offset=-1, timestamp_ms=-1, error=error)
+    refusing = Mock(**{"send.side_effect": error if at_once else lambda *_, on_delivery, **__: on_delivery(said)})
     monkeypatch.setattr(gateway, "produce", ServiceTransport(refusing, asyncio.get_running_loop()).produce)
     with pytest.raises(BrokerUnavailable) as refused:
         await gateway.submit(asked())

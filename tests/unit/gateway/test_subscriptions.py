@@ -95,8 +95,6 @@ def test_a_request_is_followed_while_anybody_reads_it(gateway: ViewGateway, meth
     assert gateway.subscriptions.followed(*R)
     reader.close()
     assert not gateway.subscriptions.followed(*R)
-    with pytest.raises(NotFound):
-        gateway.subscriptions.await_outcome("default", "unknown")
     assert gateway.hub.connected == 0
 
 
@@ -131,7 +129,6 @@ async def read_all(subscription: Subscription) -> list[tuple[str, str]]:
     with contextlib.suppress(TimeoutError):
         while True:
             frame = await asyncio.wait_for(subscription.next_frame(), 0.2)
-            assert frame is not None
             read.append((frame.request_id, frame.type))
     return read
 

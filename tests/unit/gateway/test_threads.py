@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -119,12 +120,9 @@ async def holds_up_no_list(threads: Threads, kafka: Slow, ask: Callable[[], Coro
 async def test_deliveries_that_wait_for_kafka_hold_up_no_list(
     threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def found(*_: Any) -> Any:
-        return SimpleNamespace(partition=0, timestamp_ms=1, headers=((HEADER_CALLBACK, b"http://h/"),))
-
-    kafka = Slow()
+    kafka, found = Slow(), SimpleNamespace(partition=0, timestamp_ms=1, headers=((HEADER_CALLBACK, b"http://h/"),))
     monkeypatch.setattr(deliveries, "read_delivery", kafka)
-    requests: Any = SimpleNamespace(find=found, message=found)
+    requests: Any = Mock(find=AsyncMock(return_value=found), message=AsyncMock(return_value=found))
     lookups = DeliveryLookups(requests, requests, KafkaSettings(), default_codec(), threads)
     await holds_up_no_list(threads, kafka, lambda: lookups.of_request("t", "r"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,7 +18,6 @@ from penstock.gateway.view.usage import AMOUNTS, EARLIER, FILE_DAYS, OPEN_DAYS, 
 from penstock.schemas.codec import default_codec
 from penstock.schemas.records import Attempt, AttemptHistory, Origin, Timings, UsageShare, UsageTotal
 from penstock.schemas.records import Usage as Used
-from penstock.schemas.topics import TP
 
 NOW_MS, DAY_MS = 1_900_000_000_000, 86_400_000
 ORIGIN = Origin(topic="t", partition=0, offset=0, append_time_ms=NOW_MS)
@@ -137,7 +135,7 @@ def test_old_days_keep_their_totals_alone() -> None:
 
 def test_a_start_decodes_the_newest_record_of_each_total(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records that compaction has not come to are many times as many as totals."""
-    codec, decoded = default_codec(), list[bytes]()
+    codec = default_codec()
     values = [codec.encode(total("id", number, share(0, number, number))) for number in range(5)]
     records: Sequence[tuple[bytes, bytes | None]] = [(b"a", one) for one in values] + [(b"b", values[0]), (b"b", None)]
 
@@ -145,18 +143,12 @@ def test_a_start_decodes_the_newest_record_of_each_total(monkeypatch: pytest.Mon
         for key, value in records:
             keep(Mock(**{"key.return_value": key, "value.return_value": value}))
 
-    def sevens(_: KafkaSettings, tps: Sequence[TP]) -> dict[TP, int]:
-        return dict.fromkeys(tps, 7)
-
-    def decode(value: bytes, kind: type[UsageTotal]) -> UsageTotal:
-        decoded.append(value)
-        return codec.decode(value, kind)
-
     monkeypatch.setattr(reader, "read_ranges", read)
     for look in ("begin_offsets", "end_offsets"):
-        monkeypatch.setattr(usage_topic.admin, look, sevens)
-    counting: Any = SimpleNamespace(decode=decode)
+        monkeypatch.setattr(usage_topic.admin, look, lambda _, tps: dict.fromkeys(tps, 7))
+    counting = Mock(wraps=codec)
     totals, ends = usage_topic.read_totals(KafkaSettings(), counting, 1)
+    decoded = [one.args[0] for one in counting.decode.call_args_list]
     assert ([one.updated_at for one in totals], decoded) == ([4], [values[4]])
     assert [*ends.values()] == [7]
 
@@ -185,8 +177,5 @@ def test_a_topic_that_was_restored_from_before_a_total_is_counted_from_its_end()
     usage.end_at({0: 30, 1: 60}, NOW_MS)
     usage.count(outcome(origin=ORIGIN, tenant="default", model=None), 0, 30, NOW_MS, NOW_MS)
     assert sorted(sums(usage)) == [4, 7]
-    assert {(one.partition, one.through) for made in usage.all_due(NOW_MS) for one in made.shares} == {
-        (EARLIER, NOW_MS),
-        (0, 31),
-        (1, 40),
-    }
+    shares = {(one.partition, one.through) for made in usage.all_due(NOW_MS) for one in made.shares}
+    assert shares == {(EARLIER, NOW_MS), (0, 31), (1, 40)}

@@ -7,6 +7,7 @@ import json
 import uuid
 from contextlib import suppress
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -90,13 +91,11 @@ def test_an_interrupted_end_is_finished_by_the_next_gateway(
     kept.put_part(batch.key, 0, io.BytesIO(b"x"), io.BytesIO(b"y"), Counts(1))
     assert kept.take_lease(batch.key, 1, "beat")
     ended = batch.ended(None, 7)
-    delete, left = OpenPlace.delete, deletions
+    delete, left = OpenPlace.delete, iter(range(deletions))
 
     def deletes_some(place: OpenPlace, path: str) -> None:
-        nonlocal left
-        if not left:
+        if next(left, None) is None:
             raise Killed
-        left -= 1
         delete(place, path)
 
     with monkeypatch.context() as patched:
@@ -106,12 +105,11 @@ def test_an_interrupted_end_is_finished_by_the_next_gateway(
     assert kept.get(batch.key) == ended
     assert kept.reader_of("default", batch.input_file_id) is None
     kept.create(made("default"), most_open=1)  # it counts no more
-    for key in kept.open():
-        if key == batch.key:
-            if kept.running(key) is None:
-                kept.forget_unmade(key)
-            else:
-                kept.end(ended)
+    if batch.key in kept.open():
+        if kept.running(batch.key) is None:
+            kept.forget_unmade(batch.key)
+        else:
+            kept.end(ended)
     assert store.places[None].names(f"default/.batches/{batch.batch_id}") == ["end.json"]
     assert batch.key not in kept.open()
     assert kept.get(batch.key) == ended
@@ -193,9 +191,7 @@ def test_what_a_newer_version_wrote_is_read() -> None:
 
 def test_a_batch_reports_that_it_waits_for_a_place_or_for_its_turn(kept: BatchStore) -> None:
     kept.create(batch := replace(made(), status="in_progress", in_flight=7))
-    waiting = kept.get(batch.key).waiting_for
-    assert waiting is not None
-    assert waiting["reason"] == "tenant_share"
+    assert kept.get(batch.key).waiting_for["reason"] == "tenant_share"
     assert kept.take_lease(batch.key, 1, "beat")
     assert (kept.get(batch.key).in_flight, kept.get(batch.key).waiting_for) == (7, None)
     kept.renew(batch.key, Lease(1, ""))
@@ -237,12 +233,8 @@ def test_a_call_that_was_cut_off_and_repeated_is_one_batch_of_the_list(
     kept: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = made()
-
-    def killed(place: OpenPlace, path: str, content: bytes) -> bool:
-        raise Killed
-
     with monkeypatch.context() as patched:
-        patched.setattr(OpenPlace, "create", killed)
+        patched.setattr(OpenPlace, "create", Mock(side_effect=Killed))
         with pytest.raises(Killed):
             kept.create(batch)
     repeat = replace(batch, created_ms=batch.created_ms + 5)

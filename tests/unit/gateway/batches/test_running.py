@@ -185,9 +185,7 @@ def next_run(
     held = kept.lease(batch.key)
     lease = Lease(1 if held is None else held.number + 1, "beat")
     assert kept.take_lease(batch.key, lease.number, lease.beat)
-    found = kept.running(batch.key)
-    assert found is not None
-    return BatchRun(found, lease, kept, service, Allowances(), lambda: caller, lambda: 9, budget)
+    return BatchRun(kept.running(batch.key), lease, kept, service, Allowances(), lambda: caller, lambda: 9, budget)
 
 
 @pytest.mark.parametrize("why", ["cancelled", "expired", "revoked"])

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import httpx
 import pytest
@@ -22,7 +22,6 @@ from penstock.common.outgoing import request_record
 from penstock.common.reader import RawMessage
 from penstock.common.settings import KafkaSettings
 from penstock.common.tracing import SpanContext
-from penstock.common.transport import AsyncTransport
 from penstock.gateway import side_process
 from penstock.gateway import traces as traces_module
 from penstock.gateway.bridge import known as known_module
@@ -106,12 +105,8 @@ class FakeClient:
         if self.failure is not None:
             raise self.failure
         self.sent.append(request.request_id)
-        sent: dict[str, Any] = {
-            "request_id": request.request_id,
-            "tenant": "team",
-            "before": Before(result=0, status=0),
-        }
-        return Submitted(**sent, topic="t", partition=0, offset=1, append_time_ms=SENT_MS)
+        sent: dict[str, Any] = {"request_id": request.request_id, "tenant": "team", "topic": "t", "partition": 0}
+        return Submitted(**sent, before=Before(result=0, status=0), offset=1, append_time_ms=SENT_MS)
 
     async def follow(self, what: Submitted | str, *, since_ms: int | None = None) -> AsyncGenerator[Event]:
         self.followed.append((what, since_ms))
@@ -209,11 +204,7 @@ async def test_a_pool_that_does_not_exist_is_a_refusal_and_a_missing_common_topi
 
 @pytest.mark.parametrize(
     ("limits", "model", "error"),
-    [
-        ({}, "other", ModelNotFound),
-        ({"models": ("other",)}, "m", Forbidden),
-        ({"outstanding": 0}, None, TenantLimit),
-    ],
+    [({}, "other", ModelNotFound), ({"models": ("other",)}, "m", Forbidden), ({"outstanding": 0}, None, TenantLimit)],
 )
 async def test_a_request_beyond_the_limits_is_refused(topics: KnownTopics, limits: Any, model: Any, error: Any) -> None:
     with pytest.raises(error):
@@ -380,27 +371,18 @@ def ended(tries: int, error: ErrorInfo | None = None) -> dict[str, ResultEvent]:
     return {request_id(tries): outcome(request_id(tries), **fields)}
 
 
-class FakeTransport:
-    def __init__(self) -> None:
-        self.answers: list[dict[str, Any]] = []
-
-    async def produce(self, topic: str, value: bytes, *, key: bytes | None = None) -> None:
-        self.answers.append(json.loads(value))
-
-
 class Bridges:
     """`bridge()` is one life of a bridge. What was sent stands on the topics, so that the next one knows it."""
 
     def __init__(self, topics: KnownTopics, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.client, self.transport, self.now_s, self.known = FakeClient(), FakeTransport(), 0, topics.known
+        self.client, self.transport, self.now_s, self.known = FakeClient(), AsyncMock(), 0, topics.known
         monkeypatch.setattr(message_handler, "now_ms", lambda: self.now_s * 1000)
         monkeypatch.setattr(message_handler, "time", SimpleNamespace(time=lambda: self.now_s))
 
     def bridge(self, **limits: Any) -> MessageHandler:
         allowances = Allowances(by_tenant={"team": Limits(**limits)})
         requests = requests_of(self.client, self.known, allowances)
-        transport = cast("AsyncTransport", self.transport)
-        return MessageHandler(requests, transport, cast("StoreReads", None), KafkaSettings(), CODEC)
+        return MessageHandler(requests, self.transport, cast("StoreReads", None), KafkaSettings(), CODEC)
 
     async def live(self, times_s: Sequence[int]) -> str:
         """A life of a bridge: a try at each of these times, until one ends."""
@@ -415,7 +397,7 @@ class Bridges:
     @property
     def texts(self) -> list[str]:
         """What was answered: the text, or the error."""
-        given = self.transport.answers
+        given = [json.loads(one.args[1]) for one in self.transport.produce.call_args_list]
         return [one.get("error") or one["payload"]["choices"][0]["message"]["content"] for one in given]
 
 
@@ -439,10 +421,7 @@ async def bridges(monkeypatch: pytest.MonkeyPatch) -> Bridges:
 
 @pytest.mark.parametrize(
     ("outcomes", "lives"),
-    [
-        (ended(0), [[-1], [1]]),
-        ({**ended(0, FAILED), **ended(1)}, [[-9, -1], [1, 9]]),
-    ],
+    [(ended(0), [[-1], [1]]), ({**ended(0, FAILED), **ended(1)}, [[-9, -1], [1, 9]])],
     ids=["the first try", "a later try"],
 )
 async def test_an_answer_in_time_is_repeated_after_the_deadline(bridges: Bridges, outcomes: Any, lives: Any) -> None:
@@ -484,7 +463,7 @@ async def test_what_is_refused_before_it_is_sent_is_logged_if_nobody_gets_an_ans
     logged = [line for line in caplog.messages if line.startswith("queues.refused topic=jobs id=one code=")]
     assert (outcome, len(logged)) == (("refused", 1) if refused else ("completed", 0))
     assert len(bridges.client.sent) == (not refused)
-    assert bridges.transport.answers == []
+    assert bridges.texts == []
 
 
 async def test_limits_that_do_not_arrive_are_said_and_keep_a_bridge_from_nothing(topics: KnownTopics) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given, settings
@@ -317,13 +317,8 @@ def test_who_come_to_a_cold_conversation_together_read_it_once() -> None:
 
 
 def test_a_reading_that_fails_goes_on_from_where_it_came_to() -> None:
-    (log, conversations), reads = of_turns(READ_AT_ONCE), itertools.count()
-
-    def fails_once() -> None:
-        if next(reads) == 1:
-            raise BrokerUnavailable("away")
-
-    log.before_read = fails_once
+    log, conversations = of_turns(READ_AT_ONCE)
+    log.before_read = Mock(side_effect=itertools.chain([None, BrokerUnavailable("away")], itertools.repeat(None)))
     with pytest.raises(BrokerUnavailable):
         conversations.turns("acme", "c", 1)
     assert len(conversations.turns("acme", "c", 1)) == 1

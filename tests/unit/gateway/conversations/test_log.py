@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from fastapi.testclient import TestClient
@@ -32,40 +33,31 @@ from penstock.schemas.errors import BrokerUnavailable, InvalidRequest, NotFound
 from penstock.schemas.topics import TopicNames
 
 
-@dataclass
 class Stage:
-    """In the place of librdkafka: consumers that were made, and whether the next readings fail."""
+    """In the place of librdkafka: the consumers that were made, and what comes of the next readings."""
 
-    made: list[Consumer] = field(default_factory=list)
-    failures: list[Exception] = field(default_factory=list)
-    on_read: Callable[[], object] = lambda: None
+    def __init__(self) -> None:
+        self.made: list[Mock] = []
+        self.on_read = Mock()
 
-    def make(self, *_: Any, **__: Any) -> Consumer:
-        self.made.append(Consumer(self))
+    def make(self, *_: Any, **__: Any) -> Mock:
+        self.made.append(Mock(**{"list_topics.side_effect": lambda *_, **__: self.on_read()}))
         return self.made[-1]
+
+    def fails(self, *errors: Exception) -> None:
+        self.on_read.side_effect = chain(errors, repeat(None))
+
+    @property
+    def reads(self) -> list[int]:
+        return [one.list_topics.call_count for one in self.made]
+
+    @property
+    def closed(self) -> list[bool]:
+        return [one.close.called for one in self.made]
 
     @property
     def opened(self) -> int:
-        return sum(not one.closed for one in self.made)
-
-
-@dataclass(eq=False)
-class Consumer:
-    stage: Stage
-    closed: bool = False
-    reads: int = 0
-
-    def list_topics(self, *_: Any, **__: Any) -> None:
-        self.reads += 1
-        self.stage.on_read()
-        if self.stage.failures:
-            raise self.stage.failures.pop(0)
-
-    def unassign(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
+        return self.closed.count(False)
 
 
 @pytest.fixture
@@ -84,9 +76,9 @@ def test_one_consumer_reads_again_and_again_until_it_is_replaced(stage: Stage) -
     log = KafkaLog(KafkaSettings())
     for _ in range(USES):
         read(log)
-    assert ([one.reads for one in stage.made], stage.opened) == ([USES], 0)
+    assert (stage.reads, stage.opened) == ([USES], 0)
     read(log)
-    assert [one.reads for one in stage.made] == [USES, 1]
+    assert stage.reads == [USES, 1]
     log.close()
     assert stage.opened == 0
 
@@ -94,14 +86,14 @@ def test_one_consumer_reads_again_and_again_until_it_is_replaced(stage: Stage) -
 def test_a_used_consumer_that_fails_is_replaced_and_a_new_one_tells_the_failure(stage: Stage) -> None:
     log = KafkaLog(KafkaSettings())
     read(log)
-    stage.failures = [BrokerUnavailable("stale")]
+    stage.fails(BrokerUnavailable("stale"))
     read(log)
-    assert [one.closed for one in stage.made] == [True, False]
-    stage.failures = [BrokerUnavailable("stale"), BrokerUnavailable("away")]
+    assert stage.closed == [True, False]
+    stage.fails(BrokerUnavailable("stale"), BrokerUnavailable("away"))
     with pytest.raises(BrokerUnavailable, match="away"):
         read(log)
     assert stage.opened == 0
-    stage.failures = [RuntimeError("a defect")]
+    stage.fails(RuntimeError("a defect"))
     with pytest.raises(RuntimeError):
         read(log)
     assert stage.opened == 0
@@ -124,7 +116,7 @@ def test_a_long_reading_that_fails_goes_on_with_another_consumer_where_it_was(
     give_up = time.monotonic() + 20
     found = [[one.offset for one in some] for some in log.batches("t", 0, 7, give_up, 2)]
     assert found == [[0, 1], [2, 3], [4, 5], [6]]
-    assert [one.closed for one in stage.made] == [True, False]
+    assert stage.closed == [True, False]
     assert list(log.batches("t", 7, 7, give_up, 2)) == []
     failures[2] = BrokerUnavailable("away")
     log.close()
@@ -135,11 +127,11 @@ def test_a_long_reading_that_fails_goes_on_with_another_consumer_where_it_was(
 
 def test_the_pool_keeps_some_consumers_and_none_after_the_end(stage: Stage) -> None:
     log, together = KafkaLog(KafkaSettings()), threading.Barrier(IDLE + 3)
-    stage.on_read = together.wait
+    stage.on_read.side_effect = together.wait
     with ThreadPoolExecutor(IDLE + 3) as threads:
         list(threads.map(lambda _: read(log), range(IDLE + 3)))
     assert (len(stage.made), stage.opened) == (IDLE + 3, IDLE)
-    stage.on_read = log.close
+    stage.on_read.side_effect = log.close
     read(log)
     assert stage.opened == 0
 
@@ -197,10 +189,8 @@ def test_a_message_is_one_item_with_the_place_in_its_id() -> None:
 
 def test_calls_of_tools_and_their_answers_are_items_of_their_own() -> None:
     calls = items_of_turn(turn(role="assistant", content="", tool_calls=CALLS))
-    assert [(one["type"], one["id"], one["call_id"]) for one in calls] == [
-        ("function_call", "fc_5_0", "c0"),
-        ("function_call", "fc_5_1", "c1"),
-    ]
+    found = [(one["type"], one["id"], one["call_id"]) for one in calls]
+    assert found == [("function_call", "fc_5_0", "c0"), ("function_call", "fc_5_1", "c1")]
     assert (item_role(calls[1]), item_text(calls[1])) == ("assistant", "gate([1])")
     said = items_of_turn(turn(role="assistant", content="I look.", tool_calls=CALLS))
     assert [one["id"] for one in said] == ["msg_5", "fc_5_0", "fc_5_1"]

@@ -196,11 +196,7 @@ def test_an_empty_queue_does_not_catch_up_later_and_random_is_in_proportion() ->
     assert 2800 < Counter(drawn("random", [3, 1], 4000))[0] < 3200
 
 
-@given(
-    policy=st.sampled_from(POLICIES),
-    weights=st.lists(st.integers(1, 20), min_size=1, max_size=6),
-    data=st.data(),
-)
+@given(policy=st.sampled_from(POLICIES), weights=st.lists(st.integers(1, 20), min_size=1, max_size=6), data=st.data())
 def test_only_ready_queues_are_chosen(policy: Any, weights: list[int], data: st.DataObject) -> None:
     merge = Merge(policy, weights, Random(7))
     for ready in data.draw(st.lists(st.sets(st.integers(0, len(weights) - 1), min_size=1), max_size=30)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
@@ -95,12 +95,8 @@ FOLLOWED, OTHER = Key("default", "c"), Key("default", "d")
 
 def test_the_end_is_told_also_where_the_last_record_cannot_be_decoded(tmp_path: Path) -> None:
     with closing(ShardFile(tmp_path / "f", "id", 1)) as file:
-
-        def call(action: Callable[[], object]) -> None:
-            action()
-
         told: list[RawMessage] = []
-        copy = SimpleNamespace(file=file, call=call, partitions=1, topic_id="id")
+        copy = SimpleNamespace(file=file, call=lambda action: action(), partitions=1, topic_id="id")
         source = SharedTopic(KafkaSettings(), default_codec(), cast(Any, copy), told.extend)
         records: Sequence[RawMessage] = [
             RawMessage("t", 0, offset, 9, key, b"nobody can read this")

@@ -134,7 +134,6 @@ def due(scheduler: SummaryScheduler) -> int | None:
 def submitted(scheduler: SummaryScheduler, through: int) -> Submit:
     """The next one, which ends there."""
     submit = scheduler.next()
-    assert submit is not None
     assert submit.through == through
     return submit
 
